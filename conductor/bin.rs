@@ -18,6 +18,7 @@ use tutti_conductor::{
     listen::{Callers, ClusterListener},
     running::Note,
     service::{ConductorService, cluster_routes},
+    state_directory::StateDirectory,
 };
 use tutti_runtime::{
     Error,
@@ -73,33 +74,39 @@ async fn serve(process: Started<ConductorSettings>) -> Result<(), Error> {
     if !settings.membership.no_router {
         tutti_router::check_api_keys(&settings.router)?;
     }
+    let state = settings.membership.state_directory.as_deref().map(StateDirectory::open).transpose()?;
+    let state = state.map(Arc::new);
     let (source, display) = (backend::source(settings)?, LoadDisplay::default());
     // A checkpoint on this machine is read before a port is bound. A download waits for the ports, so that a port in
     // use is reported at once.
     let local = match source.is_local() {
-        true => Some(backend::checkpoint(&source, settings, &layout, &display).await?),
+        true => Some(backend::find(&source, settings, &layout, &display, state.as_ref()).await?),
         false => None,
     };
     let ports = Ports::bind(&settings.addresses, &settings.tls)?;
     let transport = ClusterTransport::read(&settings.cluster_tls)?;
     tokio::spawn(transport.clone().follow(process.metrics.reloads()));
     let MembershipSettings { worker_listen, cluster_grpc, no_router, .. } = &settings.membership;
-    let workers = ClusterListener::bind(Callers::Workers, worker_listen.as_ref(), &transport).await?;
-    let routers = ClusterListener::bind(Callers::Routers, cluster_grpc.as_ref(), &transport).await?;
+    let state_home = state.as_deref();
+    let workers =
+        ClusterListener::bind(Callers::Workers, worker_listen.as_ref(), state_home, &transport).await?;
+    let routers =
+        ClusterListener::bind(Callers::Routers, cluster_grpc.as_ref(), state_home, &transport).await?;
     let cluster_token = config::cluster_token(settings)?;
     let found = async {
         match local {
-            Some(checkpoint) => Ok(checkpoint),
-            None => backend::checkpoint(&source, settings, &layout, &display).await,
+            Some(found) => Ok(found),
+            None => backend::find(&source, settings, &layout, &display, state.as_ref()).await,
         }
     };
-    let checkpoint = tokio::select! {
-        checkpoint = found => Arc::new(checkpoint?),
+    let found = tokio::select! {
+        found = found => found?,
         () = process.shutdown.begun() => return Ok(()),
     };
 
     let health = Health::default();
-    let options = backend::options(&process, &layout, &checkpoint, workers, display)?;
+    let checkpoint = found.checkpoint.clone();
+    let options = backend::options(&process, &layout, found, workers, display)?;
     // Reading the tokenizer and loading the model both take time, so they run at the same time.
     let text = front::read_text(settings, &checkpoint);
     let model = options.served.names.join(", ");

@@ -3,24 +3,28 @@
 use std::{
     path::{Path, PathBuf},
     process,
+    sync::Arc,
     time::Duration,
 };
 
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use tutti_conductor::{
-    Backend, BackendOptions,
+    Backend, BackendOptions, Outliving,
     cluster::{Limits, Served},
     config::{self, Layout},
     listen::ClusterListener,
     random_token,
+    state_directory::{self, Inheritance, StateDirectory},
 };
 use tutti_runtime::{
-    Error,
+    Error, VERSION,
     checkpoint::{self, Checkpoint, HubOptions, ModelSource, Wanted},
     process::{Background, Drain, Started},
     progress::LoadDisplay,
     token::Token,
 };
-use tutti_settings::{ConductorSettings, DeviceChoice, LoadFormat};
+use tutti_settings::{ConductorSettings, DeviceChoice, LoadFormat, WorkerSettings};
 use tutti_worker::{
     fit::{self, WorkerGroup},
     lifeline::Lifeline,
@@ -35,14 +39,23 @@ pub fn source(settings: &ConductorSettings) -> Result<ModelSource, Error> {
     ModelSource::parse(settings.model.model.as_deref())
 }
 
+/// A checkpoint, and the workers of the conductor before that have loaded it.
+pub struct Found {
+    pub checkpoint: Arc<Checkpoint>,
+    worker_settings: Vec<WorkerSettings>,
+    inheritance: Option<(Arc<StateDirectory>, Inheritance)>,
+}
+
 /// Finds the checkpoint on this machine or downloads it, and checks that the workers can load it. Its config is checked
-/// before weights are downloaded.
-pub async fn checkpoint(
+/// before weights are downloaded. Takes over the workers of the conductor before, which have the weights in memory
+/// already, or ends them.
+pub async fn find(
     source: &ModelSource,
     settings: &ConductorSettings,
     layout: &Layout,
     display: &LoadDisplay,
-) -> Result<Checkpoint, Error> {
+    state: Option<&Arc<StateDirectory>>,
+) -> Result<Found, Error> {
     // Simulated devices need no weights. If any device is simulated, all devices are.
     let simulated = layout.devices.contains(&DeviceChoice::Sim);
     let wanted = match settings.weights.load_format {
@@ -52,31 +65,83 @@ pub async fn checkpoint(
     let check =
         |dir: &Path| config::worker_settings(settings, layout, dir)?.iter().try_for_each(fit::check_config);
     let checkpoint = checkpoint::resolve(source, wanted, &HubOptions::from_env(), display, &check).await?;
-    let workers = config::worker_settings(settings, layout, &checkpoint.dir)?;
+    let mut worker_settings = config::worker_settings(settings, layout, &checkpoint.dir)?;
+    let mut inheritance = None;
+    if let Some(state) = state {
+        let holdings = holdings(settings, layout, &checkpoint, &worker_settings)?;
+        let new_settings = || {
+            let settings = config::worker_settings(settings, layout, &checkpoint.dir)?;
+            settings.iter().map(value).collect()
+        };
+        let inherited = state.succeed(holdings, new_settings).await?;
+        if !inherited.survivors.is_empty() {
+            let workers = inherited.survivors.len();
+            tracing::info!(workers, "taking over the workers of the conductor before");
+        }
+        worker_settings = inherited.worker_settings.iter().map(read).collect::<Result<_, _>>()?;
+        inheritance = Some((state.clone(), inherited));
+    }
+    if inheritance.as_ref().is_none_or(|(_, inherited)| inherited.survivors.is_empty()) {
+        check_weights(layout, &worker_settings)?;
+    }
+    Ok(Found { checkpoint: Arc::new(checkpoint), worker_settings, inheritance })
+}
+
+fn check_weights(layout: &Layout, workers: &[WorkerSettings]) -> Result<(), Error> {
     // Workers that join by hand load weights of their own machines.
-    let spawned = layout.topology.groups().iter().zip(&workers).filter(|(group, _)| group.spawned);
+    let spawned = layout.topology.groups().iter().zip(workers).filter(|(group, _)| group.spawned);
     let spawned: Vec<_> =
         spawned.map(|(group, settings)| WorkerGroup { settings, replicas: group.replicas }).collect();
-    fit::check_weights(&spawned)?;
-    Ok(checkpoint)
+    fit::check_weights(&spawned)
+}
+
+/// All that determines what the workers of this conductor hold, and how they reach it.
+fn holdings(
+    settings: &ConductorSettings,
+    layout: &Layout,
+    checkpoint: &Checkpoint,
+    workers: &[WorkerSettings],
+) -> Result<Value, Error> {
+    let groups = layout.topology.groups().iter().zip(workers).map(|(group, settings)| {
+        // The share follows from the memory that was free at the start, which workers that run already have taken.
+        let settings = WorkerSettings { memory_share: None, ..settings.clone() };
+        let ranks = json!({ "replicas": group.replicas, "tp": group.tp, "spawned": group.spawned });
+        Ok(json!({ "name": group.name, "ranks": ranks, "settings": value(&settings)? }))
+    });
+    Ok(json!({
+        "version": VERSION,
+        "executable": state_directory::executable(Path::new(WORKER_PROGRAM)),
+        "model": checkpoint.dir.display().to_string(),
+        "worker_listen": value(&settings.membership.worker_listen)?,
+        "cluster_tls": value(&settings.cluster_tls)?,
+        "successor_timeout": settings.faults.successor_timeout,
+        "groups": groups.collect::<Result<Vec<_>, Error>>()?,
+        "files": state_directory::files_of(&checkpoint.dir),
+    }))
 }
 
 /// The backend's options. Workers dial `listener`.
 pub fn options(
     started: &Started<ConductorSettings>,
     layout: &Layout,
-    checkpoint: &Checkpoint,
+    found: Found,
     listener: ClusterListener,
     display: LoadDisplay,
 ) -> Result<BackendOptions, Error> {
     let settings = &started.settings;
-    let worker_settings = config::worker_settings(settings, layout, &checkpoint.dir)?;
-    let spawn_token = random_token()?;
+    let Found { checkpoint, worker_settings, inheritance } = found;
+    let (spawn_token, outliving) = match inheritance {
+        None => (random_token()?, None),
+        Some((directory, Inheritance { secret, life, survivors, .. })) => {
+            (secret, Some(Outliving { directory, life, survivors }))
+        }
+    };
     let lifeline = Lifeline {
         parent_pid: process::id(),
         join_token: spawn_token.clone(),
         telemetry: settings.telemetry.clone(),
         cluster_tls: settings.cluster_tls.clone(),
+        successor_timeout: outliving.as_ref().map(|_| settings.faults.successor_timeout),
     };
     Ok(BackendOptions {
         limits: Limits {
@@ -96,16 +161,26 @@ pub fn options(
         connections: started.live.connections.clone().into(),
         connection_metrics: started.counts.clone(),
         worker_program: PathBuf::from(WORKER_PROGRAM),
-        worker_settings: worker_settings.iter().map(json).collect::<Result<_, _>>()?,
+        worker_settings: worker_settings.iter().map(text).collect::<Result<_, _>>()?,
         spawn_token: Token::new("join_token", &spawn_token)?,
-        lifeline_line: json(&lifeline)?,
+        lifeline_line: text(&lifeline)?,
         join_token: config::join_token(settings)?,
         display,
+        outliving,
     })
 }
 
-fn json(value: &impl serde::Serialize) -> Result<String, Error> {
+fn text(value: &impl Serialize) -> Result<String, Error> {
     serde_json::to_string(value).map_err(|e| Error::internal(format!("cannot be written as JSON: {e}")))
+}
+
+fn value(value: &impl Serialize) -> Result<Value, Error> {
+    serde_json::to_value(value).map_err(|e| Error::internal(format!("cannot be written as JSON: {e}")))
+}
+
+fn read(settings: &Value) -> Result<WorkerSettings, Error> {
+    WorkerSettings::deserialize(settings)
+        .map_err(|e| Error::internal(format!("cannot read the settings of the conductor before: {e}")))
 }
 
 /// Stops a cluster that has not served any request yet.

@@ -1,8 +1,9 @@
 //! A running cluster with its worker service, watchdog and supervisor, from start to drain.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use tokio::{task::JoinHandle, time::timeout_at};
+use tutti_proto::Rank;
 use tutti_runtime::{
     Error,
     health::Health,
@@ -17,7 +18,8 @@ use crate::{
     cluster::{Cluster, Limits, Served},
     listen::ClusterListener,
     private_directory::PrivateDirectory,
-    supervise::{Supervisor, WorkerCommand},
+    state_directory::{StateDirectory, Survivor},
+    supervise::{Succession, Supervisor, WorkerCommand},
     worker_service::{Admission, ByHand, WorkerService},
 };
 
@@ -45,6 +47,28 @@ pub struct BackendOptions {
     pub join_token: Option<Token>,
     /// Shows the progress of loading.
     pub display: LoadDisplay,
+    /// The state directory and what it has passed on; `None` if workers end with this conductor.
+    pub outliving: Option<Outliving>,
+}
+
+/// The way of workers from one conductor to the next.
+pub struct Outliving {
+    /// The directory, which this conductor holds.
+    pub directory: Arc<StateDirectory>,
+    /// Number of conductors that the workers have had before.
+    pub life: u64,
+    /// The workers of the conductor before.
+    pub survivors: BTreeMap<Rank, Survivor>,
+}
+
+/// Kills the workers that are left when the value is dropped. A conductor that ends by itself, with an error or without
+/// one, leaves none; only one that is killed or crashes does.
+struct LeavesNone(Arc<StateDirectory>);
+
+impl Drop for LeavesNone {
+    fn drop(&mut self) {
+        self.0.kill_all();
+    }
 }
 
 /// A cluster whose workers run or are being started.
@@ -55,6 +79,7 @@ pub struct Backend {
     /// Directory where the ranks of TP groups meet; `None` if there are no TP groups. Removed when the backend is
     /// dropped.
     _meeting_directory: Option<PrivateDirectory>,
+    _leaves_none: Option<LeavesNone>,
     watchdog: JoinHandle<()>,
 }
 
@@ -75,18 +100,27 @@ impl Backend {
         let admission = Admission { spawned_workers, spawn_token: options.spawn_token, by_hand };
         let meeting_directory = options.limits.topology.has_tp().then(shared_memory_directory).transpose()?;
         let cluster = Cluster::new(options.limits, options.served, metrics, health);
-        let cluster = Arc::new(match &meeting_directory {
+        let cluster = match &meeting_directory {
             Some(directory) => cluster.meeting_in(directory.path().to_owned()),
             None => cluster,
-        });
+        };
+        let (cluster, succession) = match options.outliving {
+            Some(Outliving { directory, life, survivors }) => {
+                (cluster.outlived(life), Succession { directory: Some(directory), survivors })
+            }
+            None => (cluster, Succession::default()),
+        };
+        let cluster = Arc::new(cluster);
+        let leaves_none = succession.directory.clone().map(LeavesNone);
         let worker_service =
             WorkerService::new(cluster.clone(), admission, options.worker_settings, options.display)
                 .with_connections(options.connections, options.connection_metrics);
         let worker_service = tokio::spawn(worker_service.serve(options.listener));
         let watched = cluster.clone();
         let watchdog = tokio::spawn(async move { watched.watch().await });
-        let supervisor = Supervisor::start(cluster.clone(), command, spawned_workers)?;
-        Ok(Self { cluster, supervisor, worker_service, watchdog, _meeting_directory: meeting_directory })
+        let supervisor = Supervisor::start(cluster.clone(), command, spawned_workers, succession)?;
+        let (_meeting_directory, _leaves_none) = (meeting_directory, leaves_none);
+        Ok(Self { cluster, supervisor, worker_service, watchdog, _meeting_directory, _leaves_none })
     }
 
     /// The running cluster, which the services call.

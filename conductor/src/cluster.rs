@@ -58,6 +58,10 @@ use crate::{
     request::{MAX_MOVES, media::Digest},
 };
 
+/// Ids of requests that one of several conductors of the same workers can give. So late messages about a request of the
+/// conductor before are never taken for those of a new one.
+const IDS_OF_A_LIFE: u64 = 1_000_000_000;
+
 /// Time after which a client that was refused for load may try again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
@@ -167,6 +171,15 @@ impl Cluster {
     #[must_use]
     pub fn meeting_in(mut self, directory: PathBuf) -> Self {
         self.state.get_mut().membership.groups.meet_in(directory);
+        self
+    }
+
+    /// Lets spawned workers outlive this conductor. They have had `life` conductors before it.
+    #[must_use]
+    pub fn outlived(mut self, life: u64) -> Self {
+        let state = self.state.get_mut();
+        state.membership.outlived = true;
+        state.requests.begin_after(life.saturating_mul(IDS_OF_A_LIFE));
         self
     }
 

@@ -12,7 +12,7 @@ use tutti_runtime::{
 };
 use tutti_settings::ClusterAddress;
 
-use crate::private_directory::PrivateDirectory;
+use crate::{private_directory::PrivateDirectory, state_directory::StateDirectory};
 
 /// The callers of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +49,17 @@ impl Callers {
     }
 }
 
+/// The place of a Unix socket.
+#[derive(Debug)]
+pub enum SocketHome {
+    /// A path that the operator has given. Other users may reach it.
+    Given,
+    /// A private directory, which is removed when the value is dropped.
+    Private(PrivateDirectory),
+    /// The state directory, which other users cannot enter either, and which stays.
+    State,
+}
+
 /// A bound listener.
 #[derive(Debug)]
 pub enum ClusterListener {
@@ -58,9 +69,8 @@ pub enum ClusterListener {
         listener: UnixListener,
         /// The socket's path.
         path: PathBuf,
-        /// The private directory of the socket; `None` if a path was given. The directory is removed when the listener
-        /// is dropped.
-        directory: Option<PrivateDirectory>,
+        /// The place of the socket.
+        home: SocketHome,
     },
     /// A TCP socket, for processes of any machine.
     Tcp {
@@ -72,14 +82,20 @@ pub enum ClusterListener {
 }
 
 impl ClusterListener {
-    /// Binds `address`, or by default a socket in a directory that only this user can enter. An address that other
-    /// machines reach needs encryption, unless `transport` allows plaintext.
+    /// Binds `address`, or by default a socket in the state directory or in one that only this user can enter. An
+    /// address that other machines reach needs encryption, unless `transport` allows plaintext.
     pub async fn bind(
         callers: Callers,
         address: Option<&ClusterAddress>,
+        state: Option<&StateDirectory>,
         transport: &ClusterTransport,
     ) -> Result<Self, Error> {
         let field = callers.field();
+        if let (None, Some(state)) = (address, state) {
+            let path = state.path().join(callers.socket());
+            clear_stale(field, &path)?;
+            return Ok(Self::Unix { listener: bind_unix(field, &path)?, path, home: SocketHome::State });
+        }
         match address {
             Some(ClusterAddress::Tcp(address)) => {
                 transport.check_listen(field, *address)?;
@@ -88,14 +104,16 @@ impl ClusterListener {
             }
             Some(ClusterAddress::Unix(path)) => {
                 clear_stale(field, path)?;
-                Ok(Self::Unix { listener: bind_unix(field, path)?, path: path.clone(), directory: None })
+                let home = SocketHome::Given;
+                Ok(Self::Unix { listener: bind_unix(field, path)?, path: path.clone(), home })
             }
             None => {
                 let directory = PrivateDirectory::new_in(&std::env::temp_dir()).map_err(|e| {
                     Error::internal(format!("cannot make a directory for the socket of {field}: {e}"))
                 })?;
                 let path = directory.path().join(callers.socket());
-                Ok(Self::Unix { listener: bind_unix(field, &path)?, path, directory: Some(directory) })
+                let listener = bind_unix(field, &path)?;
+                Ok(Self::Unix { listener, path, home: SocketHome::Private(directory) })
             }
         }
     }
@@ -117,14 +135,17 @@ impl ClusterListener {
     /// Splits the listener into its socket and the directory that must outlive the socket.
     pub fn into_parts(self) -> (serve::Listener, Option<PrivateDirectory>) {
         match self {
-            Self::Unix { listener, directory, .. } => (listener.into(), directory),
+            Self::Unix { listener, home: SocketHome::Private(directory), .. } => {
+                (listener.into(), Some(directory))
+            }
+            Self::Unix { listener, .. } => (listener.into(), None),
             Self::Tcp { listener, tls } => (serve::Listener::from(listener).with_tls(tls), None),
         }
     }
 
     /// True if the listener is in a directory that only this user can enter.
     pub fn is_private(&self) -> bool {
-        matches!(self, Self::Unix { directory: Some(_), .. })
+        matches!(self, Self::Unix { home: SocketHome::Private(_) | SocketHome::State, .. })
     }
 }
 

@@ -1,17 +1,17 @@
-//! Supervision of the worker processes that this conductor spawns.
+//! Supervision of the worker processes that this conductor spawns, or takes over from the conductor before.
 //!
-//! A child must not outlive its conductor, however the conductor ends. Three mechanisms end the child: the *lifeline*
-//! (a pipe to the child's stdin: the child exits when the pipe closes), the parent-death signal (which also ends a
-//! stopped child), and the end of the child's stream to the conductor. Linux sends the parent-death signal when the
-//! *thread* that spawned the child ends, so children are spawned and awaited on one thread that runs as long as the
-//! process.
+//! Without a [state directory](crate::state_directory), a child must not outlive its conductor, however the conductor
+//! ends. Three mechanisms end the child: the *lifeline* (a pipe to the child's stdin: the child exits when the pipe
+//! closes), the parent-death signal (which also ends a stopped child), and the end of the child's stream to the
+//! conductor. Linux sends the parent-death signal when the *thread* that spawned the child ends, so children are spawned
+//! and awaited on one thread that runs as long as the process.
 
 mod backoff;
 mod child;
 
 use std::{
-    io, os::unix::process::ExitStatusExt, path::PathBuf, process::ExitStatus, sync::Arc, thread,
-    time::Duration,
+    collections::BTreeMap, io, os::unix::process::ExitStatusExt, path::PathBuf, process::ExitStatus,
+    sync::Arc, thread, time::Duration,
 };
 
 use rustix::process::Signal;
@@ -27,7 +27,10 @@ use self::{
     backoff::{Backoff, WELL},
     child::Child,
 };
-use crate::cluster::{Cause, Cluster, Exit, Presence};
+use crate::{
+    cluster::{Cause, Cluster, Exit, Presence},
+    state_directory::{StateDirectory, Survivor},
+};
 
 /// Time within which a worker must leave after it was told to leave, or after its stream has ended.
 const GRACE: Duration = Duration::from_secs(5);
@@ -36,6 +39,9 @@ const GRACE: Duration = Duration::from_secs(5);
 const GIVEN_UP: Duration = Duration::from_secs(600);
 /// Time within which a new child must join. Loading does not count, because a child joins before it loads the model.
 const JOINING: Duration = Duration::from_secs(60);
+/// Time within which a worker of the conductor before must join. It tries several times per second, but first ends the
+/// step that it is in.
+const JOINING_AGAIN: Duration = Duration::from_secs(30);
 /// Time between two checks of a child's presence in the cluster.
 const CHECK_EVERY: Duration = Duration::from_millis(200);
 
@@ -50,6 +56,15 @@ pub struct WorkerCommand {
     pub lifeline_line: String,
 }
 
+/// The workers that a conductor takes over, and the directory that passes its own on. By default there is neither.
+#[derive(Debug, Default)]
+pub struct Succession {
+    /// The directory in which processes are recorded.
+    pub directory: Option<Arc<StateDirectory>>,
+    /// Workers of the conductor before.
+    pub survivors: BTreeMap<Rank, Survivor>,
+}
+
 /// Keeps worker processes running until it is stopped.
 #[derive(Debug)]
 pub struct Supervisor {
@@ -58,8 +73,15 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// Spawns workers of ranks 0 to `workers` - 1. `workers` is 0 if all workers join by hand.
-    pub fn start(cluster: Arc<Cluster>, command: WorkerCommand, workers: u32) -> Result<Self, Error> {
+    /// Spawns workers of ranks 0 to `workers` - 1, except those that `succession` has already. `workers` is 0 if all
+    /// workers join by hand.
+    pub fn start(
+        cluster: Arc<Cluster>,
+        command: WorkerCommand,
+        workers: u32,
+        succession: Succession,
+    ) -> Result<Self, Error> {
+        let Succession { directory, mut survivors } = succession;
         let failed = |e| Error::internal(format!("cannot start the supervisor: {e}"));
         let (stop, mut stopping) = watch::channel(false);
         let (done, stopped) = oneshot::channel();
@@ -67,8 +89,9 @@ impl Supervisor {
         let supervise = async move {
             let mut ranks = JoinSet::new();
             for rank in (0..workers).map(Rank) {
-                let supervisor = RankSupervisor { rank, cluster: cluster.clone(), command: command.clone() };
-                ranks.spawn(supervisor.run(stopping.clone()));
+                let (cluster, command, directory) = (cluster.clone(), command.clone(), directory.clone());
+                let supervisor = RankSupervisor { rank, cluster, command, directory };
+                ranks.spawn(supervisor.run(survivors.remove(&rank), stopping.clone()));
             }
             ranks.join_all().await;
             if workers == 0 {
@@ -104,6 +127,7 @@ struct RankSupervisor {
     rank: Rank,
     cluster: Arc<Cluster>,
     command: WorkerCommand,
+    directory: Option<Arc<StateDirectory>>,
 }
 
 /// The end of a child.
@@ -114,14 +138,17 @@ struct ChildExit {
 }
 
 impl ChildExit {
-    fn new(status: io::Result<ExitStatus>, killer: Killer) -> Self {
+    fn new(status: io::Result<Option<ExitStatus>>, killer: Killer) -> Self {
         let cause = match (&status, killer) {
-            (Ok(status), _) if status.code() == Some(exit::USAGE.into()) => Cause::Usage,
-            (Ok(status), Killer::Other) if status.signal() == Some(Signal::KILL.as_raw()) => Cause::Killed,
+            (Ok(Some(status)), _) if status.code() == Some(exit::USAGE.into()) => Cause::Usage,
+            (Ok(Some(status)), Killer::Other) if status.signal() == Some(Signal::KILL.as_raw()) => {
+                Cause::Killed
+            }
             _ => Cause::Other,
         };
         let status = match status {
-            Ok(status) => status.to_string(),
+            Ok(Some(status)) => status.to_string(),
+            Ok(None) => "not known, because the conductor before started the process".into(),
             Err(error) => format!("it cannot be waited for: {error}"),
         };
         Self { status, cause }
@@ -138,7 +165,7 @@ enum Killer {
 }
 
 impl RankSupervisor {
-    async fn run(self, mut stopping: watch::Receiver<bool>) {
+    async fn run(self, mut survivor: Option<Survivor>, mut stopping: watch::Receiver<bool>) {
         let mut backoff = Backoff::default();
         loop {
             if self.cluster.is_drained(self.rank) {
@@ -153,9 +180,14 @@ impl RankSupervisor {
                 continue;
             }
             let born = Instant::now();
-            let ended = match Child::spawn(&self.command, self.rank).await {
+            let (child, joining) = match survivor.take() {
+                Some(survivor) => (Child::inherit(survivor), JOINING_AGAIN),
+                None => (Child::spawn(&self.command, self.rank, self.directory.as_deref()).await, JOINING),
+            };
+            let ended = match child {
                 Ok(mut child) => {
-                    let status = self.supervise(&mut child, born, &mut stopping).await;
+                    let status = self.supervise(&mut child, (born, joining), &mut stopping).await;
+                    self.directory.iter().for_each(|directory| directory.ended(self.rank));
                     ChildExit::new(status, if child.is_killed() { Killer::Supervisor } else { Killer::Other })
                 }
                 Err(error) => {
@@ -194,9 +226,9 @@ impl RankSupervisor {
     async fn supervise(
         &self,
         child: &mut Child,
-        born: Instant,
+        (born, joining): (Instant, Duration),
         stopping: &mut watch::Receiver<bool>,
-    ) -> io::Result<ExitStatus> {
+    ) -> io::Result<Option<ExitStatus>> {
         let mut well = false;
         loop {
             tokio::select! {
@@ -216,7 +248,7 @@ impl RankSupervisor {
                         return child.wait().await;
                     }
                     Presence::Left => return self.see_off(child, "its stream has ended").await,
-                    Presence::Awaited if born.elapsed() >= JOINING => {
+                    Presence::Awaited if born.elapsed() >= joining => {
                         tracing::warn!(worker = self.rank.0, pid = child.pid(), "killing a worker that does not join");
                         child.kill();
                         return child.wait().await;
@@ -232,7 +264,7 @@ impl RankSupervisor {
     }
 
     /// Waits for a child that should leave, and kills it after the grace period.
-    async fn see_off(&self, child: &mut Child, why: &str) -> io::Result<ExitStatus> {
+    async fn see_off(&self, child: &mut Child, why: &str) -> io::Result<Option<ExitStatus>> {
         if let Ok(status) = timeout(GRACE, child.wait()).await {
             return status;
         }

@@ -201,7 +201,8 @@ impl WorkerGate for WorkerService {
         self.admission.check(credential, &hello)?;
         let (link, outbound) = cluster::link(self.cluster.limits().link_capacity());
         let rank = Rank(hello.rank);
-        let worker = self.cluster.join(Joining { rank, pid: hello.pid, host }, link)?;
+        let joining = Joining { rank, pid: hello.pid, host, formed: hello.group };
+        let worker = self.cluster.join(joining, link)?;
         // The lookup succeeds: every rank that may join belongs to a group, and every group has settings.
         let settings =
             self.cluster.limits().topology.group_of(rank).and_then(|group| self.settings_json.get(group));
@@ -264,6 +265,7 @@ impl Reader {
                 self.cluster.on_group_listening(self.worker, listening);
             }
             FromWorker::Reserved(reserved) => self.cluster.on_reserved(self.worker, reserved),
+            FromWorker::HeldPrompts(held) => self.cluster.on_held_prompts(self.worker, held),
             FromWorker::Leaving(_) => self.cluster.on_leaving(self.worker),
             FromWorker::Hello(_) => tracing::warn!(worker = self.rank.0, "the worker said Hello twice"),
         }

@@ -58,6 +58,9 @@ settings! {
             cluster_grpc: Option<ClusterAddress> = None, unit "ADDR", default "a Unix socket in a private directory";
             /// File with the secret of routers and operators; required if --cluster-grpc is given
             cluster_token_file: Option<PathBuf> = None, unit "FILE";
+            /// Directory, of mode 0700, for the cluster's sockets and secret; workers that the conductor starts outlive
+            /// its death and join the next conductor that has the directory
+            state_directory: Option<PathBuf> = None, unit "DIR", default "none: workers end with their conductor";
         }
     }
 }

@@ -95,6 +95,11 @@ impl ConductorSettings {
         if cluster_grpc.is_some() && cluster_grpc == worker_listen && !has_port_0(cluster_grpc.as_ref()) {
             return Err(Invalid::new("cluster_grpc", "is also the address of worker_listen"));
         }
+        if self.membership.state_directory.is_some() && has_port_0(worker_listen.as_ref()) {
+            let message =
+                "has port 0, but workers that outlive a conductor dial the next one at the same address";
+            return Err(Invalid::new("worker_listen", message));
+        }
         self.tls.files()?;
         self.cluster_tls.files()?;
         self.sim.validate()?;

@@ -22,6 +22,8 @@ settings! {
             heartbeat_timeout: u32 = 5, unit "SECONDS", at least 2;
             /// Time without a step after which a worker with work is killed; must exceed its longest step
             hang_timeout: u32 = 120, unit "SECONDS", at least 1;
+            /// Time for which workers wait for the next conductor after theirs has died; with --state-directory
+            successor_timeout: u32 = 60, unit "SECONDS", at least 1, at most 3600;
             /// A worker whose steps take this many times as long as those of its peers gets no new requests for a
             /// while; at least 2, or 0: then no worker is set aside, and only its cost in placement grows
             slow_worker_ratio: u32 = 4, unit "TIMES", at most 1000;

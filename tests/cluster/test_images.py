@@ -219,5 +219,11 @@ def test_a_systemd_unit_starts_what_its_executable_takes(name, tmp_path):
     config = json.loads(printed.stdout)
     (stop,) = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.M)
     assert int(stop) >= config["drain_timeout"] + config["lame_duck"] + 5
-    for line in ("KillMode=mixed", "NoNewPrivileges=yes", "ProtectSystem=strict", "CapabilityBoundingSet=", "User=tutti", r"ExecReload=/bin/kill -HUP \$MAINPID"):
+    # Workers outlive a conductor that is killed.
+    kill_mode = {"conductor": "process", "router": "mixed"}[name]
+    for line in (f"KillMode={kill_mode}", "NoNewPrivileges=yes", "ProtectSystem=strict", "CapabilityBoundingSet=", "User=tutti", r"ExecReload=/bin/kill -HUP \$MAINPID"):
         assert re.search(f"^{line}$", unit, re.M), line
+    if name == "conductor":
+        (directory,) = re.findall(r"^RuntimeDirectory=(.*)$", unit, re.M)
+        assert config["state_directory"] == f"/run/{directory}"
+        assert re.search("^RuntimeDirectoryMode=0700$", unit, re.M) and re.search("^RuntimeDirectoryPreserve=restart$", unit, re.M)

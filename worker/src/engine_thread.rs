@@ -33,6 +33,7 @@ use tutti_transfer::{Endpoint, Hosts, Network};
 
 use crate::{
     group::{Formation, Member},
+    live_graphs::LiveGraphs,
     loading::{self, Loaded},
     request_traces::RequestTraces,
     step_trace::StepTrace,
@@ -51,6 +52,19 @@ pub enum Command {
     Cancel(GraphKey),
     /// Finish all graphs, then end.
     Drain,
+    /// Cancel all graphs, because their conductor is gone. Once the engine holds none and all reports are in the
+    /// outbox, it answers with the graphs' prompts.
+    Abandon(oneshot::Sender<Vec<pb::HeldPrompt>>),
+}
+
+/// The conductors that an engine serves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Lifetime {
+    /// One conductor.
+    #[default]
+    OneConductor,
+    /// One conductor after another: the engine keeps the prompts of its graphs for [`Command::Abandon`].
+    ManyConductors,
 }
 
 /// The engine's channels to and from the stream.
@@ -66,6 +80,8 @@ pub struct EngineChannels {
     pub forwards: Arc<AtomicU64>,
     /// This worker's network, for connections to other workers.
     pub network: Network,
+    /// The conductors that the engine serves.
+    pub lifetime: Lifetime,
 }
 
 /// Starts the engine's thread. The thread loads the model, sends `Ready` or `LoadFailed`, and runs steps until the
@@ -196,13 +212,17 @@ async fn serve_handle(
     mut outputs: mpsc::Receiver<StepOutput>,
 ) {
     request_id::forget_graphs();
-    let EngineChannels { mut commands, outbox, load, network, .. } = channels;
+    let EngineChannels { mut commands, outbox, load, network, lifetime, .. } = channels;
     let waker = handle.waker();
     let (endpoint, connector) =
         Endpoint::leader(handle.units().clone(), network, &outbox, move || waker.wake());
     handle.connect(Box::new(connector));
-    let mut serving = Serving { handle, endpoint, traces: RequestTraces::new(rank), mode: RunMode::Serving };
+    let (traces, graphs) = (RequestTraces::new(rank), LiveGraphs::new(lifetime));
+    let mut serving = Serving { handle, endpoint, traces, graphs, mode: RunMode::Serving };
     while serving.mode == RunMode::Serving || !serving.handle.is_idle() {
+        if serving.graphs.is_abandoned() && serving.handle.is_idle() {
+            serving.graphs.answer();
+        }
         let output = tokio::select! {
             biased;
             // Commands come first. Outputs must not come first: if reporting a step took longer than the step, an
@@ -230,6 +250,7 @@ struct Serving {
     handle: EngineHandle,
     endpoint: Arc<Endpoint>,
     traces: RequestTraces,
+    graphs: LiveGraphs,
     mode: RunMode,
 }
 
@@ -243,6 +264,7 @@ impl Serving {
         let mut report = self.handle.report(output);
         for key in report.completions.iter().filter_map(|completion| completion.key) {
             request_id::graph_ended(key.into());
+            self.graphs.ended(key.into());
         }
         if !self.traces.is_empty() {
             self.traces.completed(&report.completions);
@@ -276,11 +298,13 @@ impl Serving {
                     tracing::debug!(%key, "took a graph");
                 }
                 self.traces.launched(&graph, self.handle.declaration());
+                self.graphs.launched(&graph);
                 self.endpoint.launched(&graph, self.handle.units_to_send(&graph));
                 self.handle.launch(*graph);
             }
             Command::Cancel(key) => self.handle.cancel(key),
             Command::Drain => self.mode = RunMode::Draining,
+            Command::Abandon(answer) => self.graphs.abandon(answer).for_each(|key| self.handle.cancel(key)),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     net::{IpAddr, SocketAddr, TcpListener},
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -89,6 +89,14 @@ impl Formation {
         };
         let nccl_id = self.gpus.map(|id| id.as_bytes().to_vec()).unwrap_or_default();
         Ok(Some(pb::GroupListening { port: port.into(), nccl_id }))
+    }
+
+    /// Path at which the ranks meet if they are on one machine.
+    pub fn meeting_path(&self) -> Option<&Path> {
+        match &self.meeting {
+            Meeting::SharedMemory(path) => Some(path),
+            Meeting::Listen { .. } | Meeting::Dial { .. } => None,
+        }
     }
 
     /// True if this rank is the leader.

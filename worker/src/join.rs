@@ -11,6 +11,7 @@ use std::{
 
 use tokio::{
     sync::{mpsc, oneshot, watch},
+    task::JoinHandle,
     time::{Instant, MissedTickBehavior, interval, sleep, timeout},
 };
 use tokio_stream::wrappers::ReceiverStream;
@@ -35,7 +36,7 @@ use tutti_transfer::Network;
 
 use crate::{
     device,
-    engine_thread::{self, Command, EngineChannels},
+    engine_thread::{self, Command, EngineChannels, Lifetime},
     group::Formation,
 };
 
@@ -43,7 +44,7 @@ use crate::{
 /// running steps.
 pub(crate) const OUTBOX: usize = 64;
 /// Number of received commands that may wait for the engine. Further commands wait in the stream.
-const INBOX: usize = 1024;
+pub(crate) const INBOX: usize = 1024;
 /// Flow control window, in bytes: enough for a launch with a long prompt.
 const WINDOW_BYTES: u32 = 4 << 20;
 /// Interval between keep-alive pings, and time limit for the answer to a ping.
@@ -54,11 +55,13 @@ const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Longest pause between attempts to join.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// Longest pause between attempts of a worker whose conductor has died: streams of clients wait for its successor.
+const LONGEST_PAUSE_OF_SURVIVOR: Duration = Duration::from_millis(250);
 /// Time for which joining is retried while the conductor reports the rank as taken. This time is long enough for the
 /// conductor to detect the death of an earlier worker with the same rank.
 const RANK_TAKEN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum wait when the worker ends: for the conductor to close the stream, or for the engine to finish its step.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Address of the conductor, and this worker's identity.
 #[derive(Clone, Debug)]
@@ -71,6 +74,21 @@ pub struct Joining {
     pub join_token: Option<Token>,
     /// The rules for the encryption of connections in the cluster.
     pub transport: ClusterTransport,
+    /// The state in which the worker joins.
+    pub arrival: Arrival,
+}
+
+/// The state in which a worker joins.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Arrival {
+    /// The worker has loaded nothing yet.
+    #[default]
+    New,
+    /// The worker has served a conductor that died, and keeps its engine.
+    Survivor {
+        /// The meeting path of the worker's TP group; empty without a group.
+        group: String,
+    },
 }
 
 /// Joins the conductor. Retries while the conductor is unavailable. An error means that a retry would not help, for
@@ -92,14 +110,21 @@ pub async fn join(joining: &Joining) -> Result<Joined, Error> {
                 return Err(Error::invalid("rank", error.message()));
             }
             Err(error) if error.kind() == ErrorKind::Unavailable => {
-                tracing::info!(
-                    conductor = joining.conductor,
-                    %error,
-                    retry_in_ms = pause.as_millis() as u64,
-                    "cannot join yet"
-                );
+                let retry_in_ms = pause.as_millis() as u64;
+                let conductor = &joining.conductor;
+                let longest = match joining.arrival {
+                    Arrival::New => {
+                        tracing::info!(conductor, %error, retry_in_ms, "cannot join yet");
+                        LONGEST_PAUSE
+                    }
+                    // Tries often, so its lines would fill the log.
+                    Arrival::Survivor { .. } => {
+                        tracing::debug!(conductor, %error, retry_in_ms, "cannot join yet");
+                        LONGEST_PAUSE_OF_SURVIVOR
+                    }
+                };
                 sleep(pause).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                pause = (pause * 2).min(longest);
             }
             outcome => return outcome,
         }
@@ -108,11 +133,11 @@ pub async fn join(joining: &Joining) -> Result<Joined, Error> {
 
 /// A stream on which Hello and Welcome have been exchanged.
 pub struct Joined {
-    rank: Rank,
-    inbound: Streaming<pb::ConductorMessage>,
-    outbox: mpsc::Sender<pb::WorkerMessage>,
-    settings: WorkerSettings,
-    network: Network,
+    pub(crate) rank: Rank,
+    pub(crate) inbound: Streaming<pb::ConductorMessage>,
+    pub(crate) outbox: mpsc::Sender<pb::WorkerMessage>,
+    pub(crate) settings: WorkerSettings,
+    pub(crate) network: Network,
 }
 
 async fn try_join(dial: &Dial, joining: &Joining) -> Result<Joined, Error> {
@@ -123,7 +148,11 @@ async fn try_join(dial: &Dial, joining: &Joining) -> Result<Joined, Error> {
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
     let (outbox, outbound) = mpsc::channel(OUTBOX);
-    let hello = pb::Hello { rank: joining.rank.0, pid: std::process::id(), version: VERSION.into() };
+    let group = match &joining.arrival {
+        Arrival::New => String::new(),
+        Arrival::Survivor { group } => group.clone(),
+    };
+    let hello = pb::Hello { rank: joining.rank.0, pid: std::process::id(), version: VERSION.into(), group };
     let hello = pb::WorkerMessage { message: Some(ToConductor::Hello(hello)) };
     outbox.send(hello).await.map_err(|_| Error::internal("a new channel is closed"))?;
     let mut request = Request::new(ReceiverStream::new(outbound));
@@ -168,10 +197,8 @@ pub async fn serve(joined: Joined, shutdown: &Shutdown) -> Result<(), Error> {
     let (commands, inbox) = mpsc::channel(INBOX);
     let (load, load_seen) = watch::channel(pb::WorkerLoad::default());
     let forwards = Arc::<AtomicU64>::default();
-    let memory = freed_memory::give_back(rests(load_seen.clone()));
-    let heartbeats = Heartbeats { outbox: outbox.clone(), load: load_seen, forwards: forwards.clone() };
-    let heartbeats = heartbeats.run(shutdown.clone());
-    let heartbeats = tokio::spawn(async move { tokio::join!(heartbeats, memory) });
+    let heartbeats =
+        Heartbeats { outbox: outbox.clone(), load: load_seen, forwards: forwards.clone() }.start(shutdown);
     let group = match await_group(&mut inbound, &settings, rank, &network, &outbox).await {
         Ok(GroupAssignment::Single) => None,
         Ok(GroupAssignment::Ranks(group)) => Some(*group),
@@ -181,10 +208,13 @@ pub async fn serve(joined: Joined, shutdown: &Shutdown) -> Result<(), Error> {
         }
     };
     let alone = group.is_none();
-    let channels = EngineChannels { commands: inbox, outbox, load, forwards, network };
+    let lifetime = Lifetime::OneConductor;
+    let channels = EngineChannels { commands: inbox, outbox, load, forwards, network, lifetime };
     let mut ended = engine_thread::start(settings, rank, group, channels)
         .map_err(|e| Error::internal(format!("cannot start the engine's thread: {e}")))?;
-    let end = pass_commands(&mut inbound, commands, &mut ended).await;
+    let end = pass_commands(&mut inbound, &commands, &mut ended, &mut false).await;
+    // The engine ends once nobody can send it commands.
+    drop(commands);
     heartbeats.abort();
     match end {
         ServeEnd::Conductor(Ok(())) => Ok(()),
@@ -198,14 +228,18 @@ pub async fn serve(joined: Joined, shutdown: &Shutdown) -> Result<(), Error> {
             Err(_) => Err(Error::internal(format!("{error}, and the engine does not end its step"))),
         },
         ServeEnd::Engine(outcome) => {
-            // All senders of the outbox have been dropped, so this side of the stream is closed. The conductor reads
-            // the remaining messages and then closes its side.
-            let closed = async { while let Ok(Some(_)) = inbound.message().await {} };
-            if timeout(CLOSE_TIMEOUT, closed).await.is_err() {
-                tracing::warn!("the conductor does not close the stream");
-            }
+            closed(&mut inbound).await;
             outcome
         }
+    }
+}
+
+/// Waits until the conductor closes the stream of an engine that has ended. All senders of the outbox have been
+/// dropped, so this side of the stream is closed. The conductor reads the remaining messages and then closes its side.
+pub(crate) async fn closed(inbound: &mut Streaming<pb::ConductorMessage>) {
+    let closed = async { while let Ok(Some(_)) = inbound.message().await {} };
+    if timeout(CLOSE_TIMEOUT, closed).await.is_err() {
+        tracing::warn!("the conductor does not close the stream");
     }
 }
 
@@ -221,7 +255,7 @@ fn rests(load: watch::Receiver<pb::WorkerLoad>) -> impl FnMut() -> bool {
 }
 
 /// Outcome of waiting for a group.
-enum GroupAssignment {
+pub(crate) enum GroupAssignment {
     /// The worker computes without a group.
     Single,
     Ranks(Box<Formation>),
@@ -230,7 +264,7 @@ enum GroupAssignment {
 }
 
 /// Waits until all ranks of the group have joined.
-async fn await_group(
+pub(crate) async fn await_group(
     inbound: &mut Streaming<pb::ConductorMessage>,
     settings: &WorkerSettings,
     rank: Rank,
@@ -267,20 +301,20 @@ async fn group_id(settings: &WorkerSettings, rank: Rank) -> Result<Option<GroupI
 }
 
 /// The side that ended the service, with its outcome.
-enum ServeEnd {
+pub(crate) enum ServeEnd {
     /// The engine has drained or failed. Its last messages may still be unsent.
     Engine(Result<(), Error>),
     /// The conductor drops this worker, or is gone. The worker sends no further message.
     Conductor(Result<(), Error>),
 }
 
-/// Passes the conductor's messages to the engine until one side ends.
-async fn pass_commands(
+/// Passes the conductor's messages to the engine until one side ends. Sets `launched` at the first launch.
+pub(crate) async fn pass_commands(
     inbound: &mut Streaming<pb::ConductorMessage>,
-    commands: mpsc::Sender<Command>,
+    commands: &mpsc::Sender<Command>,
     ended: &mut oneshot::Receiver<Result<(), Error>>,
+    launched: &mut bool,
 ) -> ServeEnd {
-    let mut launched = false;
     loop {
         let message = tokio::select! {
             message = inbound.message() => message,
@@ -297,12 +331,12 @@ async fn pass_commands(
         };
         let command = match message.message {
             Some(FromConductor::Launch(graph)) => {
-                launched = true;
+                *launched = true;
                 Command::Launch(Box::new(graph))
             }
             Some(FromConductor::Cancel(pb::CancelGraph { key: Some(key) })) => Command::Cancel(key.into()),
             // No graph has been launched, so the worker need not wait until loading finishes.
-            Some(FromConductor::Drain(_)) if !launched => return ServeEnd::Conductor(Ok(())),
+            Some(FromConductor::Drain(_)) if !*launched => return ServeEnd::Conductor(Ok(())),
             Some(FromConductor::Drain(_)) => Command::Drain,
             Some(FromConductor::Cancel(_) | FromConductor::Welcome(_) | FromConductor::FormGroup(_))
             | None => {
@@ -323,13 +357,22 @@ fn why_ended(status: tonic::Status) -> Error {
 }
 
 /// Sends heartbeats independently of the engine.
-struct Heartbeats {
-    outbox: mpsc::Sender<pb::WorkerMessage>,
-    load: watch::Receiver<pb::WorkerLoad>,
-    forwards: Arc<AtomicU64>,
+pub(crate) struct Heartbeats {
+    pub outbox: mpsc::Sender<pb::WorkerMessage>,
+    pub load: watch::Receiver<pb::WorkerLoad>,
+    pub forwards: Arc<AtomicU64>,
 }
 
 impl Heartbeats {
+    /// Starts a task that sends heartbeats, and gives freed memory back while the engine rests.
+    pub fn start(self, shutdown: &Shutdown) -> JoinHandle<()> {
+        let memory = freed_memory::give_back(rests(self.load.clone()));
+        let heartbeats = self.run(shutdown.clone());
+        tokio::spawn(async move {
+            tokio::join!(heartbeats, memory);
+        })
+    }
+
     /// Sends the load at a fixed interval, and one `Leaving` when the worker is told to shut down.
     async fn run(mut self, shutdown: Shutdown) {
         let mut pace = interval(HEARTBEAT_INTERVAL);

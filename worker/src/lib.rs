@@ -1,9 +1,10 @@
 //! The worker process: one per GPU or CPU rank.
 //!
-//! The process dials its conductor (`join`) and keeps one stream for its whole life. A separate thread
+//! The process dials its conductor (`join`) and keeps one stream for as long as both live. A separate thread
 //! (`engine_thread`) does all computing. A long step therefore never delays a heartbeat, and the stream delays a step
 //! only if the conductor stops reading. [`tutti_transfer`] moves the data of requests that are divided between workers,
-//! for example if one worker prefills and another decodes. [`lifeline`] ties a spawned worker to its conductor.
+//! for example if one worker prefills and another decodes. [`lifeline`] ties a spawned worker to its conductor, or
+//! `outlive` passes it on from a conductor that has died to the next one.
 
 mod device;
 mod engine_thread;
@@ -15,7 +16,9 @@ pub mod isa;
 mod join;
 pub mod kernels;
 pub mod lifeline;
+mod live_graphs;
 mod loading;
+mod outlive;
 mod packed;
 mod process;
 mod request_traces;

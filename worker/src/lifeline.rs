@@ -3,6 +3,8 @@
 //! The pipe's first line carries private settings from the conductor. The pipe closes when the conductor ends, and the
 //! worker ends when the pipe closes. A stopped worker cannot read the pipe, but the signal ends it, too. Pipe and
 //! signal work even if the conductor crashes or is killed.
+//!
+//! A worker that waits for its conductor's successor is not tied. It learns of the death from the end of its stream.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -26,6 +28,9 @@ pub struct Lifeline {
     pub telemetry: TelemetrySettings,
     /// Encryption inside the cluster. A spawned worker uses its conductor's certificate.
     pub cluster_tls: ClusterTlsSettings,
+    /// Time in seconds for which the worker waits for another conductor after this one has died. None if the worker
+    /// ends with this conductor.
+    pub successor_timeout: Option<u32>,
 }
 
 impl Lifeline {
@@ -42,6 +47,11 @@ impl Lifeline {
         // parent.
         if getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs()) != Some(lifeline.parent_pid) {
             return Err(Error::internal("the conductor has died already"));
+        }
+        if lifeline.successor_timeout.is_some() {
+            set_parent_process_death_signal(None)
+                .map_err(|e| Error::internal(format!("cannot outlive the conductor: {e}")))?;
+            return Ok(lifeline);
         }
         thread::Builder::new()
             .name("lifeline".into())

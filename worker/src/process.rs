@@ -1,6 +1,6 @@
 //! The worker as a process: spawned by a conductor, or started by hand.
 
-use std::{ffi::OsString, process::ExitCode};
+use std::{ffi::OsString, process::ExitCode, time::Duration};
 
 use tutti_proto::Rank;
 use tutti_runtime::{
@@ -19,8 +19,9 @@ use tutti_runtime::{
 use tutti_settings::{JoinSettings, TelemetrySettings, WorkerProcessSettings};
 
 use crate::{
-    join::{self, Joining},
+    join::{self, Arrival, Joining},
     lifeline::Lifeline,
+    outlive,
 };
 
 const NAME: &str = WORKER.name;
@@ -41,10 +42,14 @@ pub fn spawned(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         style::set_style(lifeline.telemetry.log_format, log_name(rank));
         let join_token = Some(Token::new("join_token", &lifeline.join_token)?);
         let transport = ClusterTransport::read(&lifeline.cluster_tls)?;
-        let joining = Joining { conductor, rank, join_token, transport };
+        let joining = Joining { conductor, rank, join_token, transport, arrival: Arrival::New };
+        let patience = lifeline.successor_timeout.map(|seconds| Duration::from_secs(seconds.into()));
         run(&lifeline.telemetry, rank, async |shutdown| {
             tokio::spawn(joining.transport.clone().follow(ReloadMetrics::default()));
-            join_once(&joining, shutdown).await
+            match patience {
+                None => join_once(&joining, shutdown).await,
+                Some(patience) => outlive::serve_all(joining, patience, shutdown).await,
+            }
         })
     });
     match ended {
@@ -69,7 +74,7 @@ pub fn by_hand(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         let (conductor, rank) = address(&join)?;
         style::set_style(telemetry.log_format, log_name(rank));
         let (join_token, transport) = (join_token(&join)?, ClusterTransport::read(&cluster_tls)?);
-        let joining = Joining { conductor, rank, join_token, transport };
+        let joining = Joining { conductor, rank, join_token, transport, arrival: Arrival::New };
         run(&telemetry, rank, async |shutdown| {
             tokio::spawn(joining.transport.clone().follow(ReloadMetrics::default()));
             loop {

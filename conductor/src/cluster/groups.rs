@@ -15,6 +15,8 @@ use tutti_proto::{
     cluster::v1::{self as pb, conductor_message::Message as ToWorker, form_group::Meeting},
 };
 
+use tutti_runtime::Error;
+
 use super::membership::Membership;
 
 /// Meeting paths and secrets of TP groups.
@@ -64,6 +66,9 @@ impl Membership {
             return;
         }
         let Some(&(_, leader)) = members.first() else { return };
+        if !self.must_meet(&members) {
+            return;
+        }
         let (point, meeting) = if last.0 < self.spawned_workers() {
             self.groups.formed += 1;
             let path = self.groups.directory.join(format!("group-{}", self.groups.formed));
@@ -75,6 +80,24 @@ impl Membership {
         };
         self.groups.points.insert(leader, point);
         self.send_meeting(leader, 0, meeting, Vec::new());
+    }
+
+    /// True if the members of a complete group have not met yet. A group that has outlived its conductor has met, and
+    /// its ranks say where. If it has lost a rank, its other ranks are turned away, because they cannot meet again.
+    fn must_meet(&mut self, members: &[(Rank, WorkerId)]) -> bool {
+        let formed = |id: &WorkerId| self.workers.get(*id).map_or("", |worker| &worker.formed);
+        let (ids, met): (Vec<_>, Vec<_>) = members.iter().map(|(_, id)| (*id, formed(id))).unzip();
+        let is_whole = met.iter().all(|path| *path == met[0]);
+        if is_whole {
+            return met[0].is_empty();
+        }
+        let has_met: Vec<bool> = met.iter().map(|path| !path.is_empty()).collect();
+        for (id, _) in ids.into_iter().zip(has_met).filter(|(_, has_met)| *has_met) {
+            if let Some(worker) = self.workers.get_mut(id) {
+                worker.turn_away(Error::internal("a rank of its group was lost with the conductor"));
+            }
+        }
+        false
     }
 
     /// Tells the other ranks of a group where to meet, after the group's leader has answered.

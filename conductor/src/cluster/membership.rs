@@ -73,6 +73,8 @@ pub(super) struct Membership {
     pub draining: bool,
     /// True once the workers have been told to leave.
     pub dismissed: bool,
+    /// True if spawned workers outlive a conductor, so that their processes join more than once.
+    pub outlived: bool,
 }
 
 /// A worker that was removed from the cluster.
@@ -94,6 +96,7 @@ impl Membership {
             started: false,
             draining: false,
             dismissed: false,
+            outlived: false,
         }
     }
 
@@ -104,7 +107,7 @@ impl Membership {
 
     /// Adds a joining worker, and forms its TP group if the group is now complete.
     pub fn admit(&mut self, joining: Joining, link: Link, group_secret: [u8; 16]) -> Result<WorkerId, Error> {
-        let Joining { rank, pid, host } = joining;
+        let (rank, pid) = (joining.rank, joining.pid);
         // While the cluster drains, workers that have died may join again: requests may be waiting for them.
         if self.dismissed {
             return Err(Error::unavailable("the conductor is shutting down"));
@@ -113,12 +116,20 @@ impl Membership {
         if self.is_given_up(rank) {
             return Err(Error::unavailable(format!("rank {rank} is given up")).with_field("rank"));
         }
+        // The process takes the end of its stream for the end of this conductor. The supervisor is about to kill it.
+        let left = self.ranks.get(rank).and_then(|record| record.departure);
+        let is_spawned = rank.0 < self.spawned_workers();
+        if self.outlived && is_spawned && left.is_some_and(|left| left.pid == pid) {
+            return Err(Error::internal(format!(
+                "the conductor has let go of the process {pid} of rank {rank}"
+            )));
+        }
         if let Some((_, worker)) = self.workers.by_rank(rank) {
             let message = format!("rank {rank} is taken by the worker with pid {}", worker.pid);
             return Err(Error::unavailable(message).with_field("rank"));
         }
         self.ranks.entry(rank).joined();
-        let id = self.workers.join(Joining { rank, pid, host }, link);
+        let id = self.workers.join(joining, link);
         tracing::debug!(worker = rank.0, pid, id = id.0, "joined");
         self.form_group(rank, group_secret);
         Ok(id)

@@ -66,8 +66,13 @@ impl Prefixes {
 
     /// Records that a request's prompt is sent to a worker.
     pub fn insert(&mut self, request: &Request, worker: WorkerId, now: Instant) {
+        self.insert_held(request.pieces(), &request.spec().prompt, worker, now);
+    }
+
+    /// Records that a worker holds a prompt.
+    pub fn insert_held(&mut self, pieces: &PromptPieces, prompt: &[u32], worker: WorkerId, now: Instant) {
         if let Some(index) = &mut self.0 {
-            index.insert(request.pieces(), &request.spec().prompt, holder_of(worker), now);
+            index.insert(pieces, prompt, holder_of(worker), now);
         }
     }
 

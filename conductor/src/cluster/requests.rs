@@ -17,6 +17,11 @@ pub(super) struct Requests {
 }
 
 impl Requests {
+    /// Makes ids begin after `id`.
+    pub fn begin_after(&mut self, id: u64) {
+        self.newest = id;
+    }
+
     pub fn mint_id(&mut self) -> RequestId {
         self.newest += 1;
         RequestId(self.newest)

@@ -250,9 +250,10 @@ struct World {
 impl World {
     fn join(&mut self, cluster: &Cluster, rank: u32) {
         let (link, inbox) = link(cluster.limits().link_capacity());
-        if let Ok(id) =
-            cluster.join(Joining { rank: Rank(rank), pid: 1, host: Ipv4Addr::LOCALHOST.into() }, link)
-        {
+        if let Ok(id) = cluster.join(
+            Joining { rank: Rank(rank), pid: 1, host: Ipv4Addr::LOCALHOST.into(), formed: String::new() },
+            link,
+        ) {
             cluster.on_ready(id, ready());
             self.alive.insert(rank, Worker { id, rank, inbox, running: BTreeMap::new() });
         }

@@ -1,9 +1,12 @@
 //! Events of workers, from joining to loss, with their consequences for requests and metrics.
 
-use tutti_proto::{Rank, WorkerId, cluster::v1 as pb};
+use std::time::Instant;
+
+use tutti_proto::{CacheSalt, Rank, WorkerId, cluster::v1 as pb};
 use tutti_runtime::{
     Error, ErrorKind,
     memory::{self, FreeMemory},
+    prefix_index::{PromptPieces, block_tokens},
     token::random_bytes,
 };
 
@@ -62,6 +65,28 @@ impl Cluster {
             }
         }
         self.refresh_health(state);
+    }
+
+    /// Handles the prompts that a worker keeps from its requests of an earlier conductor: their requests are placed
+    /// there if they come again.
+    pub fn on_held_prompts(&self, id: WorkerId, held: pb::HeldPrompts) {
+        let model = self.state.lock().membership.model_view();
+        let Ok(model) = model.map(|model| model.description) else { return };
+        if self.limits.engine.no_prefix_cache {
+            return;
+        }
+        // Cutting long prompts takes long, so the lock is not held.
+        let cut = |prompt: pb::HeldPrompt| {
+            let salt = CacheSalt::from_message(&prompt.cache_salt).ok()?;
+            Some((PromptPieces::new(&prompt.tokens, salt, block_tokens(&model)), prompt.tokens))
+        };
+        let prompts: Vec<_> = held.prompts.into_iter().filter_map(cut).collect();
+        let (now, mut state) = (Instant::now(), self.state.lock());
+        if state.membership.workers.hear(id).is_some() {
+            for (pieces, tokens) in &prompts {
+                state.prefixes.insert_held(pieces, tokens, id, now);
+            }
+        }
     }
 
     /// Handles a worker that cannot load the model. At the cluster's start, a fault that a restart of the worker cannot

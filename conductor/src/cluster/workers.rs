@@ -24,7 +24,7 @@ use super::{
 use crate::request::{GraphRole, Members, Request};
 
 /// Identity of a joining worker, from its `Hello` and its connection.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Joining {
     /// The worker's rank.
     pub rank: Rank,
@@ -32,6 +32,9 @@ pub struct Joining {
     pub pid: u32,
     /// The address that the worker dials from.
     pub host: IpAddr,
+    /// Meeting path of the TP group in which the worker has loaded the model for an earlier conductor; empty if it has
+    /// loaded nothing, and without a group.
+    pub formed: String,
 }
 
 /// The sending end of the channel to one worker. The channel holds [`super::Limits::link_capacity`] messages. The
@@ -46,6 +49,8 @@ pub struct Worker {
     pub pid: u32,
     /// The address that the worker dials from.
     pub host: IpAddr,
+    /// As in [`Joining::formed`].
+    pub formed: String,
     pub phase: pb::WorkerPhase,
     pub load: pb::WorkerLoad,
     /// The worker's own description of the model; `None` until the worker's `Ready`.
@@ -84,11 +89,12 @@ pub struct Worker {
 
 impl Worker {
     fn new(joining: Joining, link: Link) -> Self {
-        let Joining { rank, pid, host } = joining;
+        let Joining { rank, pid, host, formed } = joining;
         Self {
             rank,
             pid,
             host,
+            formed,
             phase: pb::WorkerPhase::Starting,
             load: pb::WorkerLoad::default(),
             model: None,

@@ -3,7 +3,7 @@ use std::{fs, net::SocketAddr, os::unix::fs::PermissionsExt};
 use super::*;
 
 async fn bind_workers(address: Option<&ClusterAddress>) -> Result<ClusterListener, Error> {
-    ClusterListener::bind(Callers::Workers, address, &ClusterTransport::default()).await
+    ClusterListener::bind(Callers::Workers, address, None, &ClusterTransport::default()).await
 }
 
 /// Transport rules that allow plaintext between machines.
@@ -35,7 +35,7 @@ async fn a_file_that_is_no_socket_is_never_removed() {
     for path in [&file, &link] {
         for callers in [Callers::Workers, Callers::Routers] {
             let address = ClusterAddress::Unix(path.clone());
-            let error = ClusterListener::bind(callers, Some(&address), &ClusterTransport::default())
+            let error = ClusterListener::bind(callers, Some(&address), None, &ClusterTransport::default())
                 .await
                 .unwrap_err();
             assert_eq!(error.field(), Some(callers.field()));
@@ -71,7 +71,7 @@ async fn the_default_socket_goes_away() {
 #[tokio::test]
 async fn a_tcp_listener_is_dialled_at_loopback() {
     let any = ClusterAddress::Tcp(SocketAddr::from(([0, 0, 0, 0], 0)));
-    let listener = ClusterListener::bind(Callers::Workers, Some(&any), &allowing()).await.unwrap();
+    let listener = ClusterListener::bind(Callers::Workers, Some(&any), None, &allowing()).await.unwrap();
     assert!(listener.local_url().unwrap().starts_with("http://127.0.0.1:"));
 }
 
@@ -85,7 +85,7 @@ async fn an_address_that_others_reach_needs_certificates_or_the_flag() {
         assert!(message.contains(&address) && message.contains("--insecure-plaintext"), "{error}");
     }
     let everywhere = "0.0.0.0:0".parse().unwrap();
-    assert!(ClusterListener::bind(Callers::Routers, Some(&everywhere), &allowing()).await.is_ok());
+    assert!(ClusterListener::bind(Callers::Routers, Some(&everywhere), None, &allowing()).await.is_ok());
     assert!(bind_workers(Some(&"127.0.0.1:0".parse().unwrap())).await.is_ok());
 }
 

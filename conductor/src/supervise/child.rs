@@ -1,4 +1,4 @@
-//! One spawned worker process.
+//! One worker process: spawned by this conductor, or taken over from the one before.
 
 use std::{
     io,
@@ -13,21 +13,38 @@ use tokio::{
 use tutti_proto::Rank;
 
 use super::WorkerCommand;
+use crate::state_directory::{StateDirectory, Survivor, Watched};
 
-/// A worker's process, which is killed when the value is dropped.
+/// A worker's process.
 #[derive(Debug)]
 pub struct Child {
-    process: tokio::process::Child,
+    process: Process,
     pid: u32,
     is_killed: bool,
-    /// The write end of the child's stdin, held open: the child exits when this end is closed.
-    _lifeline: Option<ChildStdin>,
+}
+
+#[derive(Debug)]
+enum Process {
+    /// A child of this process, which is killed when the value is dropped.
+    Own {
+        process: tokio::process::Child,
+        /// The write end of the child's stdin, held open: the child exits when this end is closed, unless it waits for
+        /// another conductor.
+        _lifeline: Option<ChildStdin>,
+    },
+    /// A child of the conductor before.
+    Inherited(Watched),
 }
 
 impl Child {
     /// Starts a worker in a process group of its own, so that Ctrl-C in a terminal does not reach the worker. Must be
-    /// called on the supervisor's thread, since the child gets the parent-death signal when that thread ends.
-    pub async fn spawn(command: &WorkerCommand, rank: Rank) -> io::Result<Self> {
+    /// called on the supervisor's thread, since the child gets the parent-death signal when that thread ends. `state`
+    /// records the process before the child can join.
+    pub async fn spawn(
+        command: &WorkerCommand,
+        rank: Rank,
+        state: Option<&StateDirectory>,
+    ) -> io::Result<Self> {
         let mut process = Command::new(&command.program)
             .arg0("worker")
             .args(["--conductor", &command.conductor_url, "--rank", &rank.to_string()])
@@ -37,12 +54,20 @@ impl Child {
             .spawn()?;
         let pid = process.id().unwrap_or_default();
         let mut lifeline = process.stdin.take();
+        state.map_or(Ok(()), |state| state.started(rank, pid)).map_err(io::Error::other)?;
         if let Some(lifeline) = &mut lifeline {
             // An error is ignored: it means that the child has ended, and `wait` reports the end.
             let _ = lifeline.write_all(format!("{}\n", command.lifeline_line).as_bytes()).await;
         }
         tracing::debug!(worker = rank.0, pid, "spawned a worker");
-        Ok(Self { process, pid, is_killed: false, _lifeline: lifeline })
+        let process = Process::Own { process, _lifeline: lifeline };
+        Ok(Self { process, pid, is_killed: false })
+    }
+
+    /// Takes over a worker of the conductor before.
+    pub fn inherit(survivor: Survivor) -> io::Result<Self> {
+        let watched = Watched::new(survivor)?;
+        Ok(Self { pid: watched.pid(), process: Process::Inherited(watched), is_killed: false })
     }
 
     /// The process id.
@@ -55,16 +80,27 @@ impl Child {
         self.is_killed
     }
 
-    /// Completes when the process has ended. May be dropped and called again.
-    pub async fn wait(&mut self) -> io::Result<ExitStatus> {
-        // Tokio's `wait` closes the child's stdin if `process` still owns it, so `spawn` has taken the stdin out of
-        // `process`.
-        self.process.wait().await
+    /// Completes when the process has ended. May be dropped and called again. The status is `None` if another process
+    /// started this one, because only the parent learns the status.
+    pub async fn wait(&mut self) -> io::Result<Option<ExitStatus>> {
+        match &mut self.process {
+            // Tokio's `wait` closes the child's stdin if `process` still owns it, so `spawn` has taken the stdin out of
+            // `process`.
+            Process::Own { process, .. } => process.wait().await.map(Some),
+            Process::Inherited(watched) => {
+                watched.ended().await;
+                Ok(None)
+            }
+        }
     }
 
     /// Kills the process and its process group, which includes the processes that it has started.
     pub fn kill(&mut self) {
         self.is_killed = true;
+        // Only a parent keeps the pid of an ended process from being used again, by waiting for it later.
+        if matches!(&self.process, Process::Inherited(watched) if !watched.is_running()) {
+            return;
+        }
         let group = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
         let killed = group.map(|group| kill_process_group(group, Signal::KILL));
         if !matches!(killed, Some(Ok(()))) {

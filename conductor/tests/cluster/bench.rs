@@ -71,14 +71,29 @@ impl Bench {
     }
 
     pub async fn with(limits: Limits, by_hand: ByHand, connections: ConnectionSettings) -> Self {
+        Self::start(limits, by_hand, connections, |cluster| cluster).await
+    }
+
+    /// A conductor whose spawned workers have had `life` conductors before it.
+    pub async fn outlived(limits: Limits, life: u64) -> Self {
+        let outlived = |cluster: Cluster| cluster.outlived(life);
+        Self::start(limits, ByHand::Open, ConnectionSettings::default(), outlived).await
+    }
+
+    async fn start(
+        limits: Limits,
+        by_hand: ByHand,
+        connections: ConnectionSettings,
+        change: impl FnOnce(Cluster) -> Cluster,
+    ) -> Self {
         let (metrics, health) = (Metrics::default(), Health::default());
         let spawned_workers = limits.topology.spawned_workers();
         let settings = vec![SETTINGS.to_owned(); limits.topology.groups().len()];
         let served = Served { names: vec!["tiny".into()], has_tokenizer: true };
-        let cluster = Arc::new(Cluster::new(limits, served, &metrics, health.clone()));
+        let cluster = Arc::new(change(Cluster::new(limits, served, &metrics, health.clone())));
         let admission = Admission { spawned_workers, spawn_token: token(SPAWN_TOKEN), by_hand };
         let listener =
-            ClusterListener::bind(Callers::Workers, None, &ClusterTransport::default()).await.unwrap();
+            ClusterListener::bind(Callers::Workers, None, None, &ClusterTransport::default()).await.unwrap();
         let url = listener.local_url().unwrap();
         let service = WorkerService::new(cluster.clone(), admission, settings, LoadDisplay::new(false));
         tokio::spawn(service.with_connections(connections, ConnectionMetrics::default()).serve(listener));
@@ -184,7 +199,7 @@ pub fn token(text: &str) -> Token {
 }
 
 pub fn hello(rank: u32) -> pb::Hello {
-    pb::Hello { rank, pid: 1000 + rank, version: VERSION.into() }
+    pb::Hello { rank, pid: 1000 + rank, version: VERSION.into(), group: String::new() }
 }
 
 pub fn ready() -> pb::Ready {

@@ -153,3 +153,30 @@ async fn a_dismissed_group_leaves_with_its_leader() {
         "it is not told to drain, since it is turned away once its leader has gone"
     );
 }
+
+#[tokio::test]
+async fn a_group_that_has_outlived_its_conductor_does_not_meet_again() {
+    let bench = Bench::outlived(in_pairs(2), 1).await;
+    let formed = |rank| pb::Hello { group: "/dev/shm/group-1".into(), ..hello(rank) };
+    let (mut leader, second) =
+        (bench.try_join(formed(0)).await.unwrap(), bench.try_join(formed(1)).await.unwrap());
+    leader.say(ToConductor::Ready(ready())).await;
+    second.say(ToConductor::Ready(ready())).await;
+    bench.wait_ready(|state| *state == State::Ok).await;
+    let mut submission = bench.submit(1).unwrap();
+    // The first message is a launch, and not a meeting.
+    let launch = leader.launched().await;
+    assert_eq!(launch.key.unwrap().request, 1_000_000_001, "its number is none of the conductor before");
+    leader.finish(launch.key, &[0]).await;
+    assert_eq!(read(&mut submission).await.1.unwrap().generated, 1);
+}
+
+#[tokio::test]
+async fn the_rest_of_a_group_that_has_lost_a_rank_with_its_conductor_is_turned_away() {
+    let bench = Bench::outlived(in_pairs(2), 1).await;
+    let formed = pb::Hello { group: "/dev/shm/group-1".into(), ..hello(0) };
+    let mut leader = bench.try_join(formed).await.unwrap();
+    let _new = bench.join(1).await;
+    let error = leader.turned_away().await;
+    assert!(error.message().contains("a rank of its group was lost"), "{error}");
+}

@@ -3,7 +3,7 @@
 use std::{fs, os::unix::fs::PermissionsExt, path::Path, process, time::Duration};
 
 use tokio::time::timeout;
-use tutti_conductor::supervise::{Supervisor, WorkerCommand};
+use tutti_conductor::supervise::{Succession, Supervisor, WorkerCommand};
 
 use crate::bench::{Bench, limits, soon};
 
@@ -14,7 +14,7 @@ fn supervise(bench: &Bench, directory: &Path, script: &str) -> Supervisor {
     fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
     let command =
         WorkerCommand { program, conductor_url: "unix:/workers".into(), lifeline_line: "private".into() };
-    Supervisor::start(bench.cluster.clone(), command, 1).unwrap()
+    Supervisor::start(bench.cluster.clone(), command, 1, Succession::default()).unwrap()
 }
 
 /// The script's output, once it is a whole line.
@@ -54,7 +54,7 @@ async fn a_supervisor_without_workers_of_its_own_does_not_end() {
     let program = Path::new("/nonexistent").to_owned();
     let command =
         WorkerCommand { program, conductor_url: "unix:/workers".into(), lifeline_line: "private".into() };
-    let mut supervisor = Supervisor::start(bench.cluster.clone(), command, 0).unwrap();
+    let mut supervisor = Supervisor::start(bench.cluster.clone(), command, 0, Succession::default()).unwrap();
     // A conductor whose workers all join by hand would treat the supervisor's end as a fault.
     let ended = timeout(Duration::from_millis(300), supervisor.ended()).await;
     assert!(ended.is_err(), "the supervisor has ended");

@@ -9,7 +9,7 @@ use tonic::Code;
 use tutti_conductor::worker_service::ByHand;
 use tutti_settings::ConnectionSettings;
 
-use crate::bench::{Bench, hello, limits, ready, soon, token};
+use crate::bench::{Bench, hello, limits, metric, read, ready, soon, spec, token};
 
 #[tokio::test]
 async fn it_is_ready_only_when_all_spawned_workers_are() {
@@ -69,6 +69,35 @@ async fn a_rank_is_held_by_one_worker_at_a_time() {
     let error = bench.try_join(hello(0)).await.err().unwrap();
     assert_eq!((error.kind(), error.field()), (ErrorKind::Unavailable, Some("rank")));
     assert!(error.message().contains("1000"), "{error}");
+}
+
+#[tokio::test]
+async fn a_spawned_process_that_the_conductor_has_let_go_does_not_join_again() {
+    let bench = Bench::outlived(limits(1), 0).await;
+    drop(bench.ready(0).await);
+    bench.wait_ready(|state| matches!(state, State::Not(why) if why.contains("worker 0"))).await;
+    let error = bench.try_join(hello(0)).await.err().unwrap();
+    assert!(error.message().contains("the conductor has let go of the process 1000"), "{error}");
+    // Its successor at the rank does.
+    assert!(bench.try_join(pb::Hello { pid: 7, ..hello(0) }).await.is_ok());
+}
+
+#[tokio::test]
+async fn requests_go_where_their_prompts_are_held_from_the_conductor_before() {
+    let bench = Bench::outlived(limits(2), 1).await;
+    let (_first, mut second) = (bench.ready(0).await, bench.ready(1).await);
+    bench.wait_ready(|state| *state == State::Ok).await;
+    let tokens: Vec<u32> = (0..48).map(|token| token % 7).collect();
+    let prompts = vec![pb::HeldPrompt { tokens: tokens.clone(), cache_salt: Vec::new() }];
+    second.say(ToConductor::HeldPrompts(pb::HeldPrompts { prompts })).await;
+    // Messages are read in order, so the prompts have been read once this one's effect is seen.
+    let load = Some(pb::WorkerLoad { prefill_tokens: 48, kv_pages_total: 8, ..Default::default() });
+    second.say(ToConductor::Heartbeat(pb::Heartbeat { load, ..Default::default() })).await;
+    metric(&bench, r#"tutti_worker_prefill_tokens{worker="1"}"#, 48).await;
+    let mut submission = bench.cluster.submit(pb::RequestSpec { prompt: tokens, ..spec(1) }, None).unwrap();
+    let launch = second.launched().await;
+    second.finish(launch.key, &[0]).await;
+    assert_eq!(read(&mut submission).await.1.unwrap().generated, 1);
 }
 
 #[tokio::test]

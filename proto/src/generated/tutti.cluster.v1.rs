@@ -1880,7 +1880,7 @@ pub mod conductor_server {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct WorkerMessage {
-    #[prost(oneof = "worker_message::Message", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
+    #[prost(oneof = "worker_message::Message", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
     pub message: ::core::option::Option<worker_message::Message>,
 }
 /// Nested message and enum types in `WorkerMessage`.
@@ -1905,6 +1905,8 @@ pub mod worker_message {
         GroupListening(super::GroupListening),
         #[prost(message, tag = "9")]
         Reserved(super::Reserved),
+        #[prost(message, tag = "10")]
+        HeldPrompts(super::HeldPrompts),
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -1937,6 +1939,25 @@ pub struct Hello {
     /// Version of the build. A worker of another version is rejected.
     #[prost(string, tag = "3")]
     pub version: ::prost::alloc::string::String,
+    /// The TP group in which the worker has loaded the model for an earlier conductor: the path at which the group has met.
+    /// Empty for a worker that has loaded nothing yet, and for one without a group.
+    #[prost(string, tag = "5")]
+    pub group: ::prost::alloc::string::String,
+}
+/// Prompts of requests that the worker ran for an earlier conductor, and whose pages may still be in its prefix cache.
+/// Sent after Ready, so that the next conductor places those requests where their prefixes are.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct HeldPrompts {
+    #[prost(message, repeated, tag = "1")]
+    pub prompts: ::prost::alloc::vec::Vec<HeldPrompt>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HeldPrompt {
+    #[prost(uint32, repeated, tag = "1")]
+    pub tokens: ::prost::alloc::vec::Vec<u32>,
+    /// As in RequestSpec.
+    #[prost(bytes = "vec", tag = "2")]
+    pub cache_salt: ::prost::alloc::vec::Vec<u8>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Welcome {

@@ -65,8 +65,8 @@ struct Running {
 }
 
 impl Attempts {
-    /// Sends the choice, and returns when a conductor has accepted it. If no conductor can accept the choice now,
-    /// returns an error at once.
+    /// Sends the choice, and returns when a conductor has accepted it. If no conductor is ready, waits for one as
+    /// choices in progress do. A refusal for load is returned at once.
     pub async fn start(fleet: Arc<Fleet>, wanted: Wanted) -> Result<Self, Error> {
         let mut attempts = Self {
             fleet,
@@ -81,14 +81,24 @@ impl Attempts {
         let mut failure = None;
         loop {
             let Some(lease) = attempts.fleet.pick(attempts.pick_request(Need::Any)) else {
-                let nowhere = || Error::unavailable("no conductor that can be reached serves the model now");
-                return Err(failure.map_or_else(nowhere, Failure::into_error));
+                let nowhere = || Failure::transport("no conductor that can be reached serves the model now");
+                return attempts.start_late(failure.unwrap_or_else(nowhere)).await;
             };
             match attempts.submit(lease).await {
                 Ok(()) => return Ok(attempts),
                 Err(refused) => failure = Some(attempts.may_retry(refused)?),
             }
         }
+    }
+
+    /// Waits until a conductor becomes ready and accepts the choice. A router whose choices are not retried does not
+    /// wait, as one that is embedded in its only conductor.
+    async fn start_late(mut self, failure: Failure) -> Result<Self, Error> {
+        if failure.is_load() || self.fleet.settings().max_retries == 0 {
+            return Err(failure.into_error());
+        }
+        self.resend(failure).await?;
+        Ok(self)
     }
 
     /// The events of the choice from all conductors, as a stream. The last item is a terminal event or an error.

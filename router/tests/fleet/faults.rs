@@ -119,9 +119,9 @@ async fn an_address_that_accepts_connections_and_never_answers_delays_no_request
 }
 
 #[tokio::test]
-async fn a_dead_fleet_refuses_at_once() {
+async fn a_dead_fleet_refuses_once_the_time_for_recovery_is_over() {
     let (mut a, mut b) = (Fake::start(), Fake::start());
-    let router = Router::before(&[&a, &b], settings()).await;
+    let router = Router::before(&[&a, &b], FleetSettings { recovery_ms: 50, ..settings() }).await;
     a.kill();
     b.kill();
     for _ in 0..5 {
@@ -129,6 +129,32 @@ async fn a_dead_fleet_refuses_at_once() {
         assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
     }
     router.until("it says so", || router.health.ready() != State::Ok).await;
+}
+
+#[tokio::test]
+async fn a_router_whose_choices_are_not_retried_refuses_at_once() {
+    let mut a = Fake::start();
+    let router =
+        Router::before(&[&a], FleetSettings { max_retries: 0, recovery_ms: u32::MAX, ..settings() }).await;
+    a.kill();
+    assert_eq!(router.complete(&ask(&[1], 2)).await.0, StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[tokio::test]
+async fn a_new_request_waits_for_the_only_conductor_as_running_ones_do() {
+    let a = Fake::start();
+    let router = Router::before(&[&a], settings()).await;
+    *a.behaviour.unready.lock().unwrap() = Some("no worker has joined".into());
+    a.refuse(Status::from(Error::unavailable("no worker has joined")));
+    router.until("it is out", || router.health.ready() != State::Ok).await;
+    let body = ask(&[1], 2);
+    let recover = async {
+        router.until("it was asked", || a.count() == 1).await;
+        a.refuse(None);
+        *a.behaviour.unready.lock().unwrap() = None;
+    };
+    let ((status, _), ()) = tokio::join!(router.complete(&body), recover);
+    assert_eq!((status, a.count()), (StatusCode::OK, 2));
 }
 
 #[tokio::test]

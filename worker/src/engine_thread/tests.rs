@@ -43,8 +43,14 @@ fn bench(lose_after: Option<u64>) -> Bench {
     let (commands, inbox) = mpsc::channel(16);
     let (outbox, reports) = mpsc::channel(2);
     let (load, _) = watch::channel(pb::WorkerLoad::default());
-    let channels =
-        EngineChannels { commands: inbox, outbox, load, forwards: Arc::default(), network: LOCALHOST.into() };
+    let channels = EngineChannels {
+        commands: inbox,
+        outbox,
+        load,
+        forwards: Arc::default(),
+        network: LOCALHOST.into(),
+        lifetime: Lifetime::default(),
+    };
     let runtime = Handle::current();
     Bench {
         commands,
@@ -170,8 +176,14 @@ fn the_engine_needs_no_time_of_the_streams_thread() {
     let (commands, inbox) = mpsc::channel(16);
     let (outbox, mut reports) = mpsc::channel(2);
     let (load, _) = watch::channel(pb::WorkerLoad::default());
-    let channels =
-        EngineChannels { commands: inbox, outbox, load, forwards: Arc::default(), network: LOCALHOST.into() };
+    let channels = EngineChannels {
+        commands: inbox,
+        outbox,
+        load,
+        forwards: Arc::default(),
+        network: LOCALHOST.into(),
+        lifetime: Lifetime::default(),
+    };
     let ended = start(settings, Rank(0), None, channels).unwrap();
     commands.blocking_send(launch(1, 20)).unwrap();
     let mut done = Vec::new();

@@ -27,7 +27,7 @@ use tutti_settings::{ByteSize, ConnectionSettings, SimProfile, SimSettings};
 use tutti_transfer::Network;
 
 use super::*;
-use crate::engine_thread::{self, Command, EngineChannels};
+use crate::engine_thread::{self, Command, EngineChannels, Lifetime};
 
 /// Time limit that no correct operation reaches.
 const WAIT: Duration = Duration::from_secs(120);
@@ -75,7 +75,14 @@ impl Worker {
         let (commands, inbox) = mpsc::channel(16);
         let (outbox, reports) = mpsc::channel(16);
         let (load, seen) = watch::channel(pb::WorkerLoad::default());
-        let channels = EngineChannels { commands: inbox, outbox, load, forwards: Arc::default(), network };
+        let channels = EngineChannels {
+            commands: inbox,
+            outbox,
+            load,
+            forwards: Arc::default(),
+            network,
+            lifetime: Lifetime::default(),
+        };
         let runtime = Handle::current();
         // The engine ends when its commands close, so nothing waits for the thread.
         drop(spawn_blocking(move || {
