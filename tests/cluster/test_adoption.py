@@ -7,7 +7,7 @@ import stat
 
 import pytest
 from fleets import PACE, QUICK, everyone_in, undisturbed_by
-from harness import GOLDENS, free_port, run_to_exit, wait_for
+from harness import GOLDENS, REPO, free_port, run_to_exit, wait_for
 from simulated import sampled
 
 SIM = ("--no-router", "--device", "sim")
@@ -15,6 +15,7 @@ QWEN3 = ("--no-router", "--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-in
 SHAPES = {
     "two": ("--workers", 2),
     "tp": ("--workers", 2, "--tp", 2, *QWEN3),
+    "disaggregated": ("--topology", REPO / "deploy/topology/disaggregated.toml"),
 }
 PROMPT = [7] * 512
 

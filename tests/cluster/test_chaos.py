@@ -5,7 +5,7 @@ import pytest
 from hosts import possible
 
 
-@pytest.mark.parametrize("shapes", (("sim", "cpu", "tp"), ("sim-disaggregated", "cpu-disaggregated")), ids=("colocated", "disaggregated"))
+@pytest.mark.parametrize("shapes", (("sim", "cpu", "tp"), ("sim-disaggregated", "cpu-disaggregated", "sim-outliving")), ids=("colocated", "disaggregated"))
 def test_half_a_minute_of_chaos_loses_nothing(figure, tmp_path, shapes):
     chosen = [word for shape in shapes for word in ("--shape", shape)]
     options = chaos.options(["--seed", "4", "--minutes", "0.5", "--log", str(tmp_path / "log.jsonl"), *chosen])

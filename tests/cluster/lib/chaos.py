@@ -25,6 +25,7 @@ from chaos_log import Log
 from harness import GOLDENS, REPO, Server
 from hosts import EncryptedCluster, possible
 from log_reader import LogReader
+from outliving import OutlivingCluster
 
 # Faults are so frequent here that a request may need more than the default number of replays.
 ALL = ("--max-replays", 50, "--heartbeat-timeout", 2, "--slow-worker-steps", 32, "--slow-worker-pause", 3)
@@ -45,6 +46,8 @@ class Shape:
     computes: bool = True
     # True if all processes are on separate hosts, with mutual TLS between them.
     encrypted: bool = False
+    # True if workers outlive their conductor, which is killed, too.
+    outliving: bool = False
 
 
 SHAPES = {
@@ -59,6 +62,8 @@ SHAPES = {
     # Prefill and decode have the same number of ranks. Otherwise, a replay would compute a token with another number of
     # ranks, which rounds differently.
     "tp-disaggregated": Shape(4, ("--topology", TOPOLOGIES / "tp2-disaggregated.toml", "--collective-timeout", 1, *QWEN3), clients=3),
+    # A router, and a conductor whose workers outlive it.
+    "sim-outliving": Shape(2, ("--workers", 2, "--device", "sim"), clients=8, computes=False, outliving=True),
     # A router, a conductor and workers on separate hosts (network namespaces): two workers prefill for one that
     # decodes.
     "mtls": Shape(3, ("--topology", TOPOLOGIES / "two-prefill-by-hand.toml", "--device", "sim"), clients=8, computes=False, encrypted=True),
@@ -112,6 +117,8 @@ def cluster(name, args, directory):
         started = EncryptedCluster(args, shape.workers, directory)
         started.keys = None
         return started
+    if shape.outliving:
+        return OutlivingCluster(args, directory)
     keys = Keys(directory, name)
     started = Server("conductor", [*args, "--api-key-file", keys.file], directory, log_reader=LogReader())
     started.keys, started.kinds = keys, LOCAL_KINDS

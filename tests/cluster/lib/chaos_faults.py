@@ -126,6 +126,10 @@ class Faults:
                 self.signal(self.cluster.pid, signal.SIGSTOP)
                 await asyncio.sleep(2 + 2 * seconds)
                 self.signal(self.cluster.pid, signal.SIGCONT)
+            case "kill conductor":
+                await asyncio.to_thread(self.cluster.replace_conductor)
+                # The next conductor counts from 0, and restarts nothing.
+                restarts = -1
             case "full disk":
                 # Both the running workers and a restarted worker then write to the full disk.
                 self.disk.fill(self.workers)
