@@ -15,7 +15,7 @@ use std::{
 
 use axum::http::{Extensions, HeaderMap, Method};
 use parking_lot::Mutex;
-use tutti_runtime::{live::Live, request_id::XRequestId, serve::Peer};
+use tutti_runtime::{CLIENT_LEFT, live::Live, request_id::XRequestId, serve::Peer};
 use tutti_settings::{AccessLog as Setting, RouterSettings};
 
 pub use self::body::RecordedBody;
@@ -26,8 +26,8 @@ use crate::{generation::Usage, keys::Caller};
 const MAX_METHOD_BYTES: usize = 16;
 /// The target of the lines, for filters such as `warn,tutti_router::access=info`.
 const TARGET: &str = "tutti_router::access";
-/// Status of a request whose client leaves before the answer, as in nginx.
-pub const CLIENT_LEFT: u16 = 499;
+/// The route, in lines and in metrics, of a request for which there is none.
+pub const NO_ROUTE: &str = "unknown";
 
 /// The access log of a front door. Clones share it.
 #[derive(Clone)]
@@ -268,7 +268,7 @@ impl Drop for Record {
             parent: None,
             request_id = self.id.as_str(),
             method = self.method.as_ref().map(short),
-            route = facts.route.as_deref().unwrap_or("unknown"),
+            route = facts.route.as_deref().unwrap_or(NO_ROUTE),
             status = http_status,
             code,
             outcome,

@@ -170,7 +170,7 @@ impl FrontDoor {
         let generator = self.generator.clone();
         Ok(Front {
             routes: self.http_routes(),
-            refusals: http::refusals(self.access.clone()),
+            refusals: http::refusals(self.access.clone(), self.allowed_origins.clone()),
             services: self.grpc_routes(&health)?,
             health,
             is_idle: Box::new(move || generator.is_idle()),

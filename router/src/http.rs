@@ -39,11 +39,11 @@ use axum::{
 use futures_util::future::BoxFuture;
 use http_body::Frame;
 use tracing::Instrument;
-use tutti_runtime::{Error, ErrorKind, request_id::XRequestId, serve::Standing};
+use tutti_runtime::{CLIENT_LEFT, Error, ErrorKind, request_id::XRequestId, serve::Standing};
 
 use self::{body::BodyReader, error::ApiError};
 use crate::{
-    access::{AccessLog, CLIENT_LEFT, RecordedBody, RequestRecord, Status},
+    access::{AccessLog, NO_ROUTE, RecordedBody, RequestRecord, Status},
     generation::Generator,
     history::History,
     keys::{
@@ -147,11 +147,15 @@ pub fn routes(
         .layer(middleware::from_fn_with_state(access, record))
 }
 
-/// The routes for clients that connect while the process drains. Every request is refused.
-pub fn refusals(access: AccessLog) -> Router {
+/// The routes for clients that connect while the process drains. Every request is refused. Pages of allowed origins may
+/// read the refusal.
+pub fn refusals(access: AccessLog, allowed_origins: Arc<[String]>) -> Router {
     let refuse =
         || async { ApiError(Error::unavailable("this process is draining and takes no more requests")) };
-    Router::new().fallback(refuse).layer(middleware::from_fn_with_state(access, record))
+    Router::new()
+        .fallback(refuse)
+        .layer(middleware::from_fn_with_state(allowed_origins, cors::answer))
+        .layer(middleware::from_fn_with_state(access, record))
 }
 
 /// Middleware of all routes: gives the request its id and its record, and the answer the id.
@@ -251,9 +255,6 @@ impl Drop for Answered {
         }
     }
 }
-
-/// The route, in metrics, of a request for which there is none.
-const NO_ROUTE: &str = "unknown";
 
 async fn no_route(State(api): State<Api>, method: Method, uri: Uri) -> Response {
     let status = StatusCode::NOT_FOUND;

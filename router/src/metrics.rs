@@ -13,7 +13,7 @@ use std::{
 use prometheus_client::encoding::EncodeLabelSet;
 use tracing::Span;
 use tutti_runtime::{
-    Error, ErrorKind,
+    CLIENT_LEFT, Error, ErrorKind,
     command_line::processes::ROUTER,
     declare_metrics,
     metrics::{
@@ -31,8 +31,8 @@ use self::{
     span::RequestSpan,
 };
 use crate::{
-    access::{CLIENT_LEFT, GenerationEnd, RequestRecord},
-    generation::{GenerationRequest, Prompt, Usage},
+    access::{GenerationEnd, RequestRecord},
+    generation::{GenerationRequest, Prompt, Reason, Usage},
     served::ServedModel,
 };
 
@@ -132,7 +132,7 @@ impl RouterMetrics {
         for outcome in Outcome::ALL {
             own.outcomes.get_or_create(&OutcomeLabel { outcome: outcome.name() }).inc_by(0);
         }
-        for reason in ["stop", "length"] {
+        for reason in Reason::WORDS {
             own.choices.get_or_create(&ReasonLabel { reason }).inc_by(0);
         }
         for reason in ErrorKind::labels() {

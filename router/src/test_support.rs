@@ -53,3 +53,22 @@ pub fn byte_fallback_tokenizer() -> Arc<Tokenizer> {
     });
     Arc::new(Tokenizer::from_bytes(json.to_string().as_bytes()).unwrap())
 }
+
+/// A tokenizer of words like BERT's: `##` marks the parts behind the first of a word, and the decoder removes spaces
+/// before punctuation.
+pub fn word_piece_tokenizer() -> Arc<Tokenizer> {
+    let words =
+        ["[UNK]", "[CLS]", "[SEP]", "a", "b", "c", "ab", "é", "日", ".", "'", "##a", "##b", "##c", "##é"];
+    let vocab: serde_json::Map<_, _> =
+        words.into_iter().zip(0..).map(|(word, id)| (word.to_owned(), json!(id))).collect();
+    let json = json!({
+        "version": "1.0",
+        "normalizer": { "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
+            "strip_accents": false, "lowercase": false },
+        "pre_tokenizer": { "type": "BertPreTokenizer" },
+        "decoder": { "type": "WordPiece", "prefix": "##", "cleanup": true },
+        "model": { "type": "WordPiece", "vocab": vocab, "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100 },
+    });
+    Arc::new(Tokenizer::from_bytes(json.to_string().as_bytes()).unwrap())
+}

@@ -11,6 +11,9 @@ const KIND: &str = "tutti-error-kind";
 const FIELD: &str = "tutti-error-field";
 const RETRY_AFTER: &str = "retry-after";
 
+/// HTTP status of a request whose client leaves before the answer, as in nginx.
+pub const CLIENT_LEFT: u16 = 499;
+
 /// Maximum length of an error's message in bytes. A message may quote a value of the request, of any length.
 const MAX_MESSAGE_BYTES: usize = 2048;
 /// Bytes kept from the end of a message that is too long. The end often names the limit.
@@ -53,7 +56,7 @@ impl ErrorKind {
     /// Every kind with its codes: gRPC, HTTP, OpenAI's `type`, and the kind on the wire.
     const TABLE: [(Self, Code, StatusCode, &'static str, pb::ErrorKind); 13] = {
         use pb::ErrorKind as Wire;
-        const GONE: StatusCode = match StatusCode::from_u16(499) {
+        const GONE: StatusCode = match StatusCode::from_u16(CLIENT_LEFT) {
             Ok(code) => code,
             Err(_) => StatusCode::BAD_REQUEST,
         };

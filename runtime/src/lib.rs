@@ -34,7 +34,7 @@ pub mod trace;
 pub mod watched_files;
 pub mod worker_view;
 
-pub use error::{Error, ErrorKind};
+pub use error::{CLIENT_LEFT, Error, ErrorKind};
 
 /// The version of this build. All processes of one cluster must have the same version.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -28,6 +28,8 @@ settings! {
             packed_weights: Option<PathBuf> = None, unit "DIR";
             /// Hold no int8 copy of the LM head, with which a CPU finds greedy tokens faster
             no_screened_head: bool = false;
+            /// Load the model even if its weights and smallest planes take more than the free memory
+            no_memory_check: bool = false;
         }
     }
 }

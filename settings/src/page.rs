@@ -45,9 +45,14 @@ state. Without it, a worker takes what its requests can use, bounded by its shar
 Before a worker starts, the conductor compares the weights of all workers that it starts on this machine's CPU, and their
 smallest planes, with the memory that is free: of the machine, and under the limits of the conductor's own control group and
 of those around it (version 1 or 2). If there is too little, it ends with both figures, and with [exit
-code](operations.md#how-do-i-stop-it) 64 if there could not be more, else 70. Swap does not count, nor do weights that are
-mapped from `packed_weights`. Each worker compares again before it loads, with the memory of its own device. Where
-`--device auto` may mean a GPU, only the worker does.
+code](operations.md#how-do-i-stop-it) 64 if there could not be more, else 70. Weights that are mapped from `packed_weights` do
+not count. Each worker compares again before it loads, with the memory of its own device. Where `--device auto` may mean a GPU,
+only the worker does.
+
+Swap does not count as free memory, because every step reads all weights: a model that is partly in swap answers at the speed
+of the disk. With `no_memory_check` a model loads all the same, with a warning that has both figures. That is for systems whose
+figures are too low: memory that another process is about to give back, weights in compressed swap, or a test that may be
+slow. If the memory does run out, the kernel ends the worker.
 
 The memory of a size that is given is taken at a CPU worker's start, so that no request waits while the system clears it.
 If less is free than that, and without a size, memory is taken when a page is first written. In a model with slots, each of

@@ -127,6 +127,19 @@ def test_the_limit_of_a_real_control_group_counts(tmp_path, group, inside):
     assert f"the weights take {size / (1 << 30):.1f} GiB" in log and len(log.splitlines()) == 1, log
 
 
+def test_without_the_check_a_model_is_loaded_with_a_warning(tmp_path, group):
+    limited = group(512 * MIB)
+    folder = model(tmp_path, "model")
+    sparse(folder, 8, hidden=2048, intermediate=8192)
+    conductor = Process("conductor", ["--model", folder, *SKIP, "--no-memory-check"], tmp_path, under=limited.command(limited.path))
+    try:
+        conductor.says("no_memory_check is set, so the model is loaded although the weights take")
+        # Once by the conductor, before it starts a worker, and once by the worker, before it loads.
+        conductor.says("are free under the limit of 512.0 MiB", times=2)
+    finally:
+        conductor.destroy()
+
+
 def test_a_kill_while_loading_is_named_and_not_repeated_for_ever(tmp_path, group):
     # The weights fit by their figures, and loading dummy weights takes a copy of each matrix besides.
     folder = model(tmp_path, "model", num_hidden_layers=1, hidden_size=1024, vocab_size=40_000)

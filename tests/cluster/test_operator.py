@@ -82,6 +82,16 @@ def test_a_request_has_one_id_in_all_logs_and_a_line_when_it_ends(start, tmp_pat
     assert (left["status"], left["outcome"], left["key"]) == (200, "cancelled", "alice")
     assert left["output_tokens"] >= 1 and left["first_token_ms"] <= left["duration_ms"]
 
+    # An operator's cancel is named in the conductor's log like its request.
+    carol = {"authorization": "Bearer three"}
+    with router.client.stream("POST", "/v1/completions", json=asked, headers={"x-request-id": "unwanted"}) as stream:
+        assert next(stream.iter_lines()).startswith("data: ")
+        recent = router.client.get("/cluster/requests", headers=carol).json()["requests"]
+        (number,) = [it["request"] for it in recent if it["request_id"] == "unwanted"]
+        assert router.client.post(f"/cluster/requests/{number}/cancel", headers=carol).status_code == 204
+    wait_for("the line of the cancel", lambda: [entry for entry in lines(cluster) if entry.get("request_id") == "unwanted"
+                                               and entry["message"] == "an operator has cancelled the request"])
+
     (whole,) = access(router, request_id="client-1")
     expected = dict(level="INFO", process="router", method="POST", route="/v1/completions", status=200, outcome="finished",
                     key="alice", peer="127.0.0.1", prompt_tokens=3, output_tokens=3, cached_tokens=0)

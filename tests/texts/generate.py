@@ -184,7 +184,7 @@ def expect(tokenizer, template, messages, options):
     return case | ({"text": best[0], "ids": best[1]} if best else {})
 
 
-def describe(folder, source, kind, template):
+def describe(folder, source, kind, template, markers=()):
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     rng = random.Random(SEED)
     cases = [expect(tokenizer, template, messages, options) for messages, options in conversations()]
@@ -197,7 +197,7 @@ def describe(folder, source, kind, template):
     plain = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
     texts = []
     for _ in range(40):
-        text = random_text(rng, ["hello the ing", "Hello world"])
+        text = random_text(rng, ["hello the ing", "Hello world", *markers])
         ids = plain(text)["input_ids"]
         texts.append({"text": text, "ids": ids, "decoded": plain.backend_tokenizer.decode(ids, skip_special_tokens=False)})
     document = {"kind": kind, "template": source, "cases": cases, "texts": texts}
@@ -231,6 +231,17 @@ def main():
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "[SEP]", "unk_token": "[UNK]"}
     write_files(root / "word_pieces", word_pieces(), config, CHATML)
     describe(root / "word_pieces", "this script", "stand-in", CHATML)
+    # Tokens that other files than tokenizer.json name, with the white space that they take.
+    config = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    takes = lambda text, **sides: {"content": text, "single_word": False, "normalized": False} | sides
+    listed = config | {"extra_special_tokens": [{"__type": "AddedToken", "special": True} | takes("<x>", lstrip=True, rstrip=True), "<y>"]}
+    mapped = {"eos_token": takes("<x>", lstrip=True, rstrip=False), "pad_token": takes("<y>", lstrip=False, rstrip=True),
+              "additional_special_tokens": ["<z>"]}
+    for name, config, tokens in (("listed_tokens", listed, None), ("mapped_tokens", config, mapped)):
+        write_files(root / name, stand_in(CHATML, "<s>", "</s>"), config, CHATML)
+        if tokens:
+            (root / name / "special_tokens_map.json").write_text(json.dumps(tokens))
+        describe(root / name, "this script", "stand-in", CHATML, [" <x> ", "<y>", "<z>"])
 
 
 if __name__ == "__main__":

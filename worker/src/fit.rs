@@ -59,9 +59,10 @@ pub fn check_weights(groups: &[WorkerGroup<'_>]) -> Result<(), Error> {
             ranks.iter().for_each(|rank| need.add(rank, settings, *replicas));
         }
     }
+    let check = MemoryCheck::of(groups.iter().map(|group| group.settings));
     match memory::allocatable() {
         Some(free) if need.bytes() > free.bytes => {
-            Err(need.refused(&free.to_string(), MemoryKind::Host { total: free.total }))
+            check.refuse(need.refused(&free.to_string(), MemoryKind::Host { total: free.total }))
         }
         _ => Ok(()),
     }
@@ -83,7 +84,38 @@ pub(crate) fn check_rank<D: Device>(
         (None, Some(free)) => (free.bytes, free.to_string(), MemoryKind::Host { total: free.total }),
         (None, None) => return Ok(()),
     };
-    if need.bytes() > bytes { Err(need.refused(&said, kind)) } else { Ok(()) }
+    let check = MemoryCheck::of([settings]);
+    if need.bytes() > bytes { check.refuse(need.refused(&said, kind)) } else { Ok(()) }
+}
+
+/// What happens to a model for which there is not enough memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum MemoryCheck {
+    /// The model is refused.
+    Refuses,
+    /// The model is loaded, because the setting `no_memory_check` says so.
+    Warns,
+}
+
+impl MemoryCheck {
+    fn of<'a>(settings: impl IntoIterator<Item = &'a WorkerSettings>) -> Self {
+        let is_off = settings.into_iter().any(|settings| settings.weights.no_memory_check);
+        if is_off { Self::Warns } else { Self::Refuses }
+    }
+
+    /// Returns the refusal, or logs it if it is only a warning.
+    fn refuse(self, refusal: Error) -> Result<(), Error> {
+        match self {
+            Self::Refuses => Err(refusal),
+            Self::Warns => {
+                tracing::warn!(
+                    "no_memory_check is set, so the model is loaded although {}",
+                    refusal.message()
+                );
+                Ok(())
+            }
+        }
+    }
 }
 
 /// Number of ranks of one replica.
@@ -99,3 +131,6 @@ fn computes_on_cpu(device: DeviceChoice) -> bool {
         DeviceChoice::Cuda | DeviceChoice::Sim => false,
     }
 }
+
+#[cfg(test)]
+mod tests;

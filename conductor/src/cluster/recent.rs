@@ -1,7 +1,7 @@
 //! The last steps and requests, for operators' pages.
 //!
-//! All lists are bounded. Steps are recorded only while a client asks for them. A request costs two allocations on
-//! arrival, and a token costs none.
+//! All lists are bounded: those of requests in progress by the requests that the cluster admits. Steps are recorded
+//! only while a client asks for them. A request costs two allocations on arrival, and a token costs none.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -20,18 +20,16 @@ use crate::request::{EndingKind, GraphRole};
 const WATCHED: Duration = Duration::from_secs(60);
 /// Maximum number of steps recorded per worker.
 const STEPS: usize = 128;
-/// Maximum number of requests recorded.
-const REQUESTS: usize = 512;
+/// Maximum number of ended requests recorded.
+const ENDED: usize = 512;
 /// Once a request has this many transitions, its further prefill chunks are not recorded.
 const CHUNKS: usize = 64;
 /// Maximum number of transitions recorded per request, not counting its end.
 const TRANSITIONS: usize = 2 * CHUNKS;
 /// Number of transitions, including the end, of a request that runs on one worker and is prefilled in one chunk.
 const USUAL_TRANSITIONS: usize = 4;
-/// Maximum number of requests in an answer of `GetRequests` that are there because they are new.
+/// Maximum number of ended requests in an answer of `GetRequests`.
 const ANSWERED: usize = 64;
-/// Maximum number of older requests in an answer of `GetRequests` that are there because they still run.
-const ANSWERED_RUNNING: usize = 64;
 /// Bytes of an error's message that are recorded.
 const CAUSE_BYTES: usize = 400;
 
@@ -42,8 +40,10 @@ pub(super) struct Recent {
     steps: BTreeMap<Rank, VecDeque<pb::RecentStep>>,
     /// Number of steps recorded so far.
     sequence: u64,
-    /// The recorded requests. Their ids are consecutive.
-    requests: VecDeque<pb::RecentRequest>,
+    /// All requests in progress.
+    running: BTreeMap<RequestId, pb::RecentRequest>,
+    /// The last requests that have ended, in the order of their ends.
+    ended: VecDeque<pb::RecentRequest>,
 }
 
 impl Recent {
@@ -96,18 +96,16 @@ impl Recent {
         self.steps.remove(&worker);
     }
 
-    /// Records a new request. Its id must be one more than that of the previous request. `request_id` is the client's.
+    /// Records a new request. `request_id` is the client's.
     pub fn accepted(&mut self, id: RequestId, prompt_tokens: usize, request_id: &str) {
-        if self.requests.len() == REQUESTS {
-            self.requests.pop_front();
-        }
-        self.requests.push_back(pb::RecentRequest {
+        let request = pb::RecentRequest {
             request: id.0,
             prompt_tokens: u32::try_from(prompt_tokens).unwrap_or(u32::MAX),
             generated: 0,
             transitions: Vec::with_capacity(USUAL_TRANSITIONS),
             request_id: request_id.to_owned(),
-        });
+        };
+        self.running.insert(id, request);
         self.happened(id, Transition::Accepted(pb::Accepted {}));
     }
 
@@ -125,7 +123,7 @@ impl Recent {
 
     /// Counts output tokens. The first tokens of each try are also recorded as a transition.
     pub fn generated(&mut self, id: RequestId, tokens: usize) {
-        let Some(request) = self.find(id) else { return };
+        let Some(request) = self.running.get_mut(&id) else { return };
         request.generated = request.generated.saturating_add(tokens as u32);
         let answers = request.transitions.iter().rev().find_map(|it| match it.transition {
             Some(Transition::FirstToken(_)) => Some(true),
@@ -157,41 +155,41 @@ impl Recent {
         };
         let cause = cause[..cause.floor_char_boundary(CAUSE_BYTES)].to_owned();
         self.happened(id, Transition::Ended(pb::RequestEnded { outcome: outcome.into(), cause }));
+        let Some(request) = self.running.remove(&id) else { return };
+        if self.ended.len() == ENDED {
+            self.ended.pop_front();
+        }
+        self.ended.push_back(request);
     }
 
+    /// Records a transition of a request in progress. A step may be reported after its request has ended.
     fn happened(&mut self, id: RequestId, transition: Transition) {
-        let Some(request) = self.find(id) else { return };
+        let Some(request) = self.running.get_mut(&id) else { return };
         let most = match transition {
             Transition::Ended(_) => usize::MAX,
             Transition::PrefillChunk(_) => CHUNKS,
             _ => TRANSITIONS,
         };
-        // A step may be reported after the request has ended.
-        if has_ended(request) || request.transitions.len() >= most {
-            return;
+        if request.transitions.len() < most {
+            let transition = pb::RequestTransition { at_us: unix_us(), transition: Some(transition) };
+            request.transitions.push(transition);
         }
-        let transition = pb::RequestTransition { at_us: unix_us(), transition: Some(transition) };
-        request.transitions.push(transition);
     }
 
-    fn find(&mut self, id: RequestId) -> Option<&mut pb::RecentRequest> {
-        let first = self.requests.front()?.request;
-        let index = usize::try_from(id.0.checked_sub(first)?).ok()?;
-        self.requests.get_mut(index)
+    fn find(&self, id: RequestId) -> Option<&pb::RecentRequest> {
+        self.running.get(&id).or_else(|| self.ended.iter().rev().find(|request| request.request == id.0))
     }
 
     /// The time at which a request was accepted, if the request is recorded.
-    pub fn accepted_us(&mut self, id: RequestId) -> Option<u64> {
+    pub fn accepted_us(&self, id: RequestId) -> Option<u64> {
         Some(self.find(id)?.transitions.first()?.at_us)
     }
 
-    /// The newest requests, and the oldest of the others that still run. The newest is first.
-    fn newest_and_running(&self) -> Vec<pb::RecentRequest> {
-        let older = self.requests.len().saturating_sub(ANSWERED);
-        let running = self.requests.range(..older).filter(|request| !has_ended(request));
-        let mut answer: Vec<_> = running.take(ANSWERED_RUNNING).cloned().collect();
-        answer.extend(self.requests.range(older..).cloned());
-        answer.reverse();
+    /// All requests in progress, and the last ones that have ended. The newest is first.
+    fn running_and_last(&self) -> Vec<pb::RecentRequest> {
+        let ended = self.ended.iter().rev().take(ANSWERED);
+        let mut answer: Vec<_> = self.running.values().chain(ended).cloned().collect();
+        answer.sort_unstable_by_key(|request| std::cmp::Reverse(request.request));
         answer
     }
 
@@ -213,23 +211,16 @@ impl Cluster {
         pb::GetStepsResponse { steps: state.recent.steps_after(after), now_us: unix_us() }
     }
 
-    /// The request with this id, if the request is still recorded. Without an id, the newest requests,
-    /// and older ones that still run.
+    /// The request with this id, if the request is still recorded. Without an id, all requests in progress, and the
+    /// last ones that have ended.
     pub fn recent_requests(&self, id: Option<RequestId>) -> pb::GetRequestsResponse {
-        let mut state = self.state.lock();
+        let state = self.state.lock();
         let requests = match id {
             Some(id) => state.recent.find(id).cloned().into_iter().collect(),
-            None => state.recent.newest_and_running(),
+            None => state.recent.running_and_last(),
         };
         pb::GetRequestsResponse { requests, now_us: unix_us() }
     }
-}
-
-fn has_ended(request: &pb::RecentRequest) -> bool {
-    matches!(
-        request.transitions.last(),
-        Some(pb::RequestTransition { transition: Some(Transition::Ended(_)), .. })
-    )
 }
 
 /// Time in microseconds since the Unix epoch.

@@ -110,9 +110,10 @@ impl Cluster {
             return Err(Error::new(ErrorKind::NotFound, format!("request {id} is not in progress")));
         };
         let error = Error::new(ErrorKind::Cancelled, "an operator has cancelled the request");
+        let client = request.request_id().to_owned();
         let effects = request.end_early(Ending::Failed(error));
         self.apply(&mut state, id, effects);
-        tracing::info!(request = id.0, "an operator has cancelled the request");
+        tracing::info!(request = id.0, request_id = client, "an operator has cancelled the request");
         Ok(())
     }
 

@@ -79,7 +79,7 @@ impl Calls {
     }
 
     /// Asks for the request with this number, if the conductor still records the request. Without a number, asks for
-    /// the newest requests.
+    /// those that run and the last that have ended.
     pub async fn requests(&self, number: Option<u64>) -> Result<pb::GetRequestsResponse, Error> {
         let request = self.request(pb::GetRequestsRequest { request: number });
         self.answer(self.client.clone().get_requests(request)).await

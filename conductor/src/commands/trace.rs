@@ -12,7 +12,7 @@ use super::{
 /// Width of the bars in characters.
 const BAR: u64 = 40;
 
-/// Calls the conductor and returns the waterfall, or the list of the newest requests.
+/// Calls the conductor and returns the waterfall, or the list of the requests that run and of the last that have ended.
 pub(super) async fn run(calls: Calls, settings: TraceProcessSettings) -> Result<String, Error> {
     calls.watch_steps().await?;
     let number = settings.traced.request.map(u64::from);

@@ -26,6 +26,7 @@ fn notes_of_killed_conductors_and_of_others_do_not_count() {
     fs::create_dir(&killed).unwrap();
     fs::write(killed.join("owner"), "").unwrap();
     fs::write(killed.join(NOTE), serde_json::to_vec(&note("http://127.0.0.1:2")).unwrap()).unwrap();
+    assert!(Note::all_in(parent.path()).is_empty());
     // A directory to which others may write, and a link.
     let left = note("http://127.0.0.1:3").leave_in(parent.path()).unwrap();
     let open = left._directory.path().to_owned();

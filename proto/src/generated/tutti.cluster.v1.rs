@@ -471,11 +471,11 @@ pub struct RecentStep {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetRequestsRequest {
-    /// The conductor's number of a request. Absent asks for the newest ones.
+    /// The conductor's number of a request. Absent asks for all that run, and for the last ones that have ended.
     #[prost(uint64, optional, tag = "1")]
     pub request: ::core::option::Option<u64>,
 }
-/// The request asked for, or none if it is no longer kept; else the newest ones, and the oldest of those that still run.
+/// The request asked for, or none if it is no longer kept; else all that run, and the last ones that have ended.
 /// The newest comes first.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GetRequestsResponse {
@@ -485,7 +485,7 @@ pub struct GetRequestsResponse {
     #[prost(uint64, tag = "2")]
     pub now_us: u64,
 }
-/// One of the last 512 requests.
+/// A request in progress, or one of the last 512 that have ended.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RecentRequest {
     /// The conductor's number of the request.

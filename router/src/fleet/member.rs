@@ -181,7 +181,7 @@ impl Member {
         self.answered(timeout(self.timeouts.answer, client.get_steps(GetStepsRequest { after })).await)
     }
 
-    /// Asks for the request with this number, or for the newest requests if `request` is `None`. The conductor assigns
+    /// Asks for the request with this number, or for all that run and the last that have ended. The conductor assigns
     /// the numbers.
     pub async fn requests(&self, request: Option<u64>) -> Result<GetRequestsResponse, Error> {
         let mut client = self.client.clone();

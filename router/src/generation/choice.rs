@@ -76,11 +76,15 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// The words of OpenAI's `finish_reason`.
+    pub const WORDS: [&str; 2] = ["stop", "length"];
+
     /// The word for the reason in OpenAI's `finish_reason`.
     pub fn word(&self) -> &'static str {
+        let [stop, length] = Self::WORDS;
         match self {
-            Self::EndOfSequence | Self::StopToken(_) | Self::StopString(_) => "stop",
-            Self::Length => "length",
+            Self::EndOfSequence | Self::StopToken(_) | Self::StopString(_) => stop,
+            Self::Length => length,
         }
     }
 }

@@ -192,7 +192,7 @@ pub async fn steps(State(api): State<Api>, Query(which): Query<Which>) -> Result
     Ok(Json(Steps { now_us: answer.now_us, steps: answer.steps.into_iter().map(step).collect() }))
 }
 
-/// The newest requests of a conductor.
+/// The requests of a conductor that run, and the last ones that have ended.
 pub async fn requests(
     State(api): State<Api>,
     Extension(caller): Extension<Caller>,

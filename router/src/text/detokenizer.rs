@@ -21,8 +21,9 @@ pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     special_tokens: SpecialTokens,
     state: State,
-    /// Set until the first token: what happens to a character that the prompt began and the output does not complete.
-    unfinished: Option<Unfinished>,
+    /// Text of the incomplete character at the end of the prompt, until the output has text or continues the character.
+    /// Empty if the output is to show it.
+    hidden: String,
 }
 
 /// Treatment of an incomplete character at the end of a prompt, if the output does not complete it.
@@ -64,7 +65,7 @@ impl Detokenizer {
         } else {
             State::Window { tokens: Vec::new(), taken: 0 }
         };
-        Self { tokenizer, special_tokens, state, unfinished: None }
+        Self { tokenizer, special_tokens, state, hidden: String::new() }
     }
 
     /// Creates the state of an output that continues a prompt: its first word keeps the space before it. Special tokens
@@ -86,7 +87,11 @@ impl Detokenizer {
         for &id in &prompt[from..] {
             detokenizer.push(id);
         }
-        Self { special_tokens, unfinished: Some(unfinished), ..detokenizer }
+        let hidden = match unfinished {
+            Unfinished::Hidden => detokenizer.held(),
+            Unfinished::Shown => String::new(),
+        };
+        Self { special_tokens, hidden, ..detokenizer }
     }
 
     /// Adds a token. Returns the text that can no longer change.
@@ -95,9 +100,19 @@ impl Detokenizer {
             return Piece::default();
         }
         let mut piece = self.add(id);
-        if self.unfinished.take() == Some(Unfinished::Hidden) && piece.earlier > 0 {
-            piece.text = piece.text.chars().skip(piece.earlier).collect();
-            piece.earlier = 0;
+        if piece.text.is_empty() {
+            // Bytes that the output adds to the character share its U+FFFD, which is then the output's.
+            if matches!(self.state, State::Bytes { .. }) && !self.tokenizer.token_bytes(id).is_empty() {
+                self.hidden.clear();
+            }
+            return piece;
+        }
+        let hidden = std::mem::take(&mut self.hidden);
+        if piece.earlier > 0
+            && let Some(shown) = piece.text.strip_prefix(&hidden)
+        {
+            piece.text = shown.to_owned();
+            piece.earlier -= hidden.chars().count();
         }
         piece
     }
@@ -146,15 +161,24 @@ impl Detokenizer {
 
     /// Releases the rest of the text, at the end of the output. An incomplete character becomes U+FFFD.
     pub fn flush(&mut self) -> String {
-        if self.unfinished.take() == Some(Unfinished::Hidden) {
-            return String::new();
-        }
+        let held = self.held();
         match &mut self.state {
-            State::Bytes { held } => String::from_utf8_lossy(&std::mem::take(held)).into_owned(),
+            State::Bytes { held } => held.clear(),
             State::Window { tokens, taken } => {
-                let (before, all) = window(&self.tokenizer, tokens, *taken);
                 tokens.clear();
                 *taken = 0;
+            }
+        }
+        let hidden = std::mem::take(&mut self.hidden);
+        held.strip_prefix(&hidden).map(str::to_owned).unwrap_or(held)
+    }
+
+    /// The text that is not released yet, as if no token came.
+    fn held(&self) -> String {
+        match &self.state {
+            State::Bytes { held } => String::from_utf8_lossy(held).into_owned(),
+            State::Window { tokens, taken } => {
+                let (before, all) = window(&self.tokenizer, tokens, *taken);
                 after(&all, &before)
             }
         }

@@ -233,9 +233,9 @@ fn add_tokens(tokenizer: &mut Inner, files: &TokenizerFiles) -> tokenizers::Resu
     let mut missing: Vec<AddedToken> =
         files.added.iter().filter(|token| !known.contains(token)).cloned().collect();
     let is_in = |tokens: &[AddedToken], text: &str| tokens.iter().any(|token| token.content == text);
-    for text in files.special() {
-        if !is_in(&known, text) && !is_in(&missing, text) {
-            missing.push(AddedToken::from(text, true));
+    for token in &files.declared {
+        if !is_in(&known, &token.content) && !is_in(&missing, &token.content) {
+            missing.push(token.clone());
         }
     }
     tokenizer.add_tokens(missing)?;

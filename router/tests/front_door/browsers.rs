@@ -5,6 +5,7 @@ use axum::{
     http::{Method, Request, StatusCode},
 };
 use serde_json::json;
+use tower::ServiceExt;
 use tutti_router::RouterSettings;
 
 use crate::support::{self, Answer, Setup, post, ready};
@@ -69,6 +70,23 @@ async fn pages_of_allowed_origins_get_leave_and_may_read_answers_with_keys_and_w
             }
         }
     }
+}
+
+#[tokio::test]
+async fn pages_of_allowed_origins_may_read_that_a_process_drains() {
+    let (setup, _directory) = with_keys(true).await;
+    let refuses = |origin: &'static str| {
+        let refusals = setup.front_door.front(setup.health.clone()).unwrap().refusals;
+        let mut request = post("/v1/completions", "{}".to_owned());
+        request.headers_mut().insert("origin", origin.parse().unwrap());
+        async move { refusals.oneshot(request).await.unwrap() }
+    };
+    let answer = refuses(PAGE).await;
+    assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(answer.headers()["access-control-allow-origin"], PAGE);
+    assert_eq!(answer.headers()["vary"], "origin");
+    let answer = refuses("https://evil.example.com").await;
+    assert!(!answer.headers().contains_key("access-control-allow-origin"));
 }
 
 #[tokio::test]

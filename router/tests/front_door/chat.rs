@@ -1,16 +1,16 @@
 //! `/v1/chat/completions`.
 
-use std::{future::poll_fn, pin::Pin, task::Poll};
+use std::{future::poll_fn, pin::Pin, task::Poll, time::Duration};
 
 use axum::http::StatusCode;
-use futures_util::Stream;
+use futures_util::{Stream, StreamExt};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 use tutti_proto::cluster::v1::{FinishReason, RequestEvent};
 use tutti_router::RouterSettings;
 use tutti_settings::ChatSpecialTokens;
 
-use crate::support::{self, Step, end, logprob, ready, says, token, tokenizer};
+use crate::support::{self, Step, end, logprob, ready, says, token, tokenizer, tokens};
 
 fn hello() -> Value {
     json!([{ "role": "system", "content": "be brief" }, { "role": "user", "content": "hello" }])
@@ -143,6 +143,20 @@ async fn the_first_chunk_of_a_stream_leaves_with_the_first_token() {
     let first =
         poll_fn(|context| Poll::Ready(Pin::new(&mut chunks).poll_next(context).map(|chunk| chunk.is_some())));
     assert_eq!(first.await, Poll::Pending, "a chunk left before the first token");
+}
+
+#[tokio::test]
+async fn the_first_token_opens_a_stream_though_its_character_is_incomplete() {
+    let setup = ready().await;
+    setup.conductor.play(|_| vec![tokens(0, &[240]), Step::Hang]);
+    let body = json!({ "messages": hello(), "stream": true }).to_string();
+    let response =
+        setup.front_door.http_routes().oneshot(support::post("/v1/chat/completions", body)).await.unwrap();
+    let mut chunks = response.into_body().into_data_stream();
+    // Without the chunk, the stream would wait for ever.
+    let first = tokio::time::timeout(Duration::from_secs(60), chunks.next()).await.unwrap();
+    let first = String::from_utf8(first.unwrap().unwrap().to_vec()).unwrap();
+    assert!(first.contains(r#""delta":{"role":"assistant","content":""}"#), "{first}");
 }
 
 #[tokio::test]

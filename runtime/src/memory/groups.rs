@@ -2,7 +2,7 @@
 //!
 //! `/proc/self/cgroup` names the process's group in each hierarchy, and `/proc/self/mountinfo` says where a hierarchy
 //! is mounted and which of its groups is the root of the mount. A container may see the name of its group as the host
-//! does, or as its own namespace does. If the two files do not fit together, the mount's root is the process's group: a
+//! does, or as its own namespace does. If no mount shows the group, the mounts' roots are the process's groups: a
 //! container has no more than its own. Linux: `Documentation/admin-guide/cgroup-v1/memory.rst` and
 //! `Documentation/admin-guide/cgroup-v2.rst`.
 
@@ -90,17 +90,47 @@ pub(super) fn of_process(root: &Path) -> Vec<Group> {
     let (named, mounted) = (read("cgroup"), read("mountinfo"));
     let mut groups = Vec::new();
     for (version, name) in named.lines().filter_map(named_group) {
-        for mount in mounted.lines().filter_map(mount).filter(|mount| mount.version == version) {
-            let point = root.join(mount.point.strip_prefix("/").unwrap_or(&mount.point));
-            for path in chain(&point, &mount.root, Path::new(name), version) {
-                let group = Group { path, version };
-                if !groups.contains(&group) {
-                    groups.push(group);
-                }
+        let mounts = || {
+            let mounts = mounted.lines().filter_map(mount).filter(|mount| mount.version == version);
+            mounts.map(|mount| Mount {
+                point: root.join(mount.point.strip_prefix("/").unwrap_or(&mount.point)),
+                ..mount
+            })
+        };
+        let mut shown: Vec<_> =
+            mounts().filter_map(|mount| Some((mount.shown(Path::new(name))?, mount))).collect();
+        if shown.is_empty() {
+            shown.extend(mounts().map(|mount| (mount.point.clone(), mount)));
+        }
+        for path in shown.into_iter().flat_map(|(path, mount)| mount.chain(path)) {
+            let group = Group { path, version };
+            if !groups.contains(&group) {
+                groups.push(group);
             }
         }
     }
     groups
+}
+
+impl Mount {
+    /// The directory of a group, if this mount shows the group.
+    fn shown(&self, name: &Path) -> Option<PathBuf> {
+        let is_plain = |inside: &&Path| inside.components().all(|part| matches!(part, Component::Normal(_)));
+        let inside = name.strip_prefix(&self.root).ok().filter(is_plain)?;
+        Some(self.point.join(inside)).filter(|path| path.is_dir())
+    }
+
+    /// The directories of a group and of all groups around it that limit it, inside this mount.
+    fn chain(&self, group: PathBuf) -> Vec<PathBuf> {
+        let mut chain = vec![group];
+        while let Some(parent) = chain.last().and_then(|path| path.parent()) {
+            if !parent.starts_with(&self.point) || !self.version.limits_groups_inside(parent) {
+                break;
+            }
+            chain.push(parent.to_owned());
+        }
+        chain
+    }
 }
 
 /// Reads a line `number:controllers:group` of `/proc/self/cgroup`. `None` if the hierarchy does not limit memory.
@@ -132,19 +162,4 @@ fn unescaped(path: &str) -> String {
     [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
         .iter()
         .fold(path.to_owned(), |path, (code, character)| path.replace(code, character))
-}
-
-/// The directories of a group and of all groups around it that limit it, inside a mount.
-fn chain(point: &Path, root: &Path, name: &Path, version: Version) -> Vec<PathBuf> {
-    let plain = |inside: &&Path| inside.components().all(|part| matches!(part, Component::Normal(_)));
-    let inside = name.strip_prefix(root).ok().filter(plain);
-    let own = inside.map(|inside| point.join(inside)).filter(|path| path.is_dir());
-    let mut chain = vec![own.unwrap_or_else(|| point.to_owned())];
-    while let Some(parent) = chain.last().and_then(|path| path.parent()) {
-        if !parent.starts_with(point) || !version.limits_groups_inside(parent) {
-            break;
-        }
-        chain.push(parent.to_owned());
-    }
-    chain
 }

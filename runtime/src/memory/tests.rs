@@ -172,6 +172,16 @@ fn a_group_that_the_mount_does_not_show_is_the_mounts_root() {
 }
 
 #[test]
+fn a_mount_of_other_groups_does_not_bound() {
+    // A container that also has its host's hierarchy, or another container's part of it.
+    let mountinfo = format!("{V2}1 2 0:26 /other /mnt/other rw - cgroup2 cgroup2 rw\n");
+    let system = System::new("0::/a\n", &mountinfo).v2("/a", &(4 * GIB).to_string(), GIB);
+    system.file("mnt/other/memory.max", "1073741824\n");
+    system.file("mnt/other/memory.current", "0\n");
+    assert_eq!(system.group(), (3 * GIB, "/sys/fs/cgroup/a".into()));
+}
+
+#[test]
 fn a_mount_point_with_a_blank_is_found() {
     let mountinfo = "1 2 0:26 / /sys/fs/c\\040g rw - cgroup2 cgroup2 rw\n";
     let system = System::new("0::/a:b\n", mountinfo);

@@ -8,7 +8,7 @@ fn work() -> pb::StepWork {
     pb::StepWork { plan_us: 1, run_us: 20, commit_us: 3, tokens: 7, decode_rows: 2, ..Default::default() }
 }
 
-fn kinds(recent: &mut Recent, id: u64) -> Vec<&'static str> {
+fn kinds(recent: &Recent, id: u64) -> Vec<&'static str> {
     let request = recent.find(RequestId(id)).unwrap();
     let name = |it: &pb::RequestTransition| match it.transition.as_ref().unwrap() {
         Transition::Accepted(_) => "accepted",
@@ -73,25 +73,27 @@ fn a_request_has_its_transitions_in_order() {
     recent.generated(one, 1);
     recent.ended(one, EndingKind::Finished, "");
     let expected = ["accepted", "launched", "chunk", "first", "replayed", "launched", "first", "ended"];
-    assert_eq!(kinds(&mut recent, 1), expected);
-    assert_eq!(kinds(&mut recent, 2), ["accepted"]);
+    assert_eq!(kinds(&recent, 1), expected);
+    assert_eq!(kinds(&recent, 2), ["accepted"]);
     let request = recent.find(one).unwrap();
     assert_eq!((request.prompt_tokens, request.generated), (12, 4));
     assert!(request.transitions.is_sorted_by_key(|it| it.at_us));
 }
 
 #[test]
-fn requests_and_their_transitions_are_bounded() {
+fn ended_requests_and_the_transitions_of_all_are_bounded() {
     let mut recent = Recent::default();
-    for id in 1..=REQUESTS as u64 + 5 {
+    for id in 1..=ENDED as u64 + 5 {
         recent.accepted(RequestId(id), 1, "");
+        recent.ended(RequestId(id), EndingKind::Finished, "");
     }
-    assert_eq!(recent.requests.len(), REQUESTS);
-    // Requests that are no longer recorded may still be running.
+    assert_eq!(recent.ended.len(), ENDED);
+    assert!(recent.find(RequestId(5)).is_none() && recent.find(RequestId(6)).is_some());
+    // Reports of requests that are not recorded do nothing.
     recent.generated(RequestId(5), 1);
     recent.ended(RequestId(0), EndingKind::Cancelled, "");
-    assert!(recent.find(RequestId(5)).is_none());
-    let last = RequestId(REQUESTS as u64 + 5);
+    let last = RequestId(ENDED as u64 + 6);
+    recent.accepted(last, 1, "");
     recent.watch(Instant::now());
     for step in 0..2 * CHUNKS as u64 {
         recent.step(
@@ -103,34 +105,42 @@ fn requests_and_their_transitions_are_bounded() {
         );
     }
     recent.generated(last, 1);
-    let after_chunks = kinds(&mut recent, last.0);
+    let after_chunks = kinds(&recent, last.0);
     assert_eq!((after_chunks.len(), after_chunks.last()), (CHUNKS + 1, Some(&"first")));
     for _ in 0..2 * TRANSITIONS {
         recent.replayed(last);
     }
     recent.ended(last, EndingKind::Cancelled, "");
-    let kinds = kinds(&mut recent, last.0);
+    let kinds = kinds(&recent, last.0);
     assert_eq!((kinds.len(), kinds.last()), (TRANSITIONS + 1, Some(&"ended")));
 }
 
 #[test]
-fn an_answer_has_the_newest_requests_and_older_ones_that_run() {
+fn a_request_in_progress_is_in_every_answer_however_many_came_after_it() {
     let mut recent = Recent::default();
-    for id in 1..=3 * ANSWERED as u64 {
+    let count = 3 * ENDED as u64;
+    for id in 1..=count {
         recent.accepted(RequestId(id), 1, "");
-        if id % 50 != 7 {
+        if ![1, 7, 500].contains(&id) {
             recent.ended(RequestId(id), EndingKind::Finished, "");
         }
     }
-    let ids: Vec<u64> = recent.newest_and_running().iter().map(|request| request.request).collect();
-    let newest = (2 * ANSWERED as u64 + 1..=3 * ANSWERED as u64).rev();
-    assert_eq!(ids, newest.chain([107, 57, 7]).collect::<Vec<_>>());
+    let ids = |recent: &Recent| -> Vec<u64> {
+        recent.running_and_last().iter().map(|request| request.request).collect()
+    };
+    let newest = || (count + 1 - ANSWERED as u64..=count).rev();
+    assert_eq!(ids(&recent), newest().chain([500, 7, 1]).collect::<Vec<_>>());
+    assert!(recent.accepted_us(RequestId(1)).is_some(), "it can be cancelled");
     // A late report does not bring an ended request back.
-    recent.happened(RequestId(1), Transition::PrefillChunk(pb::PrefillChunk::default()));
-    assert_eq!(recent.newest_and_running().len(), ANSWERED + 3);
+    recent.happened(RequestId(2), Transition::PrefillChunk(pb::PrefillChunk::default()));
+    assert_eq!(ids(&recent), newest().chain([500, 7, 1]).collect::<Vec<_>>());
+    // The end of an old request is seen, too.
+    recent.ended(RequestId(7), EndingKind::Cancelled, "");
+    assert_eq!(ids(&recent)[ANSWERED - 1..], [500, 7, 1]);
+    assert_eq!(kinds(&recent, 7), ["accepted", "ended"]);
     let mut running = Recent::default();
-    (1..=REQUESTS as u64).for_each(|id| running.accepted(RequestId(id), 1, ""));
-    assert_eq!(running.newest_and_running().len(), ANSWERED + ANSWERED_RUNNING);
+    (1..=count).for_each(|id| running.accepted(RequestId(id), 1, ""));
+    assert_eq!(ids(&running).len() as u64, count);
 }
 
 #[test]

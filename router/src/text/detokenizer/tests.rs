@@ -105,11 +105,43 @@ fn a_character_of_prompt_and_output_is_completed_and_broken_ones_have_offsets() 
     );
 }
 
+/// The expected values are those of the output's tokens decoded alone.
+#[test]
+fn a_hidden_character_stays_hidden_behind_tokens_without_text_and_the_outputs_own_bytes_are_shown() {
+    let tokenizer = test_support::tokenizer();
+    let text = |ids: &[u32], prompt, unfinished| continued(&tokenizer, ids, prompt, unfinished).0;
+    // The vocabulary has no token 999. Bytes of prompt and output share one U+FFFD.
+    for (ids, hidden, shown) in [
+        (&[240, 999, 98][..], "b", "\u{fffd}b"),
+        (&[240, 999], "", "\u{fffd}"),
+        (&[240, 999, 999, 159, 142, 187], "🎻", "🎻"),
+        (&[240, 159], "\u{fffd}", "\u{fffd}"),
+        (&[240, 159, 98], "\u{fffd}b", "\u{fffd}b"),
+    ] {
+        assert_eq!(text(ids, 1, Unfinished::Hidden), hidden, "{ids:?}");
+        assert_eq!(text(ids, 1, Unfinished::Shown), shown, "{ids:?}");
+    }
+    let tokenizer = test_support::byte_fallback_tokenizer();
+    let text = |ids: &[u32], prompt, unfinished| continued(&tokenizer, ids, prompt, unfinished).0;
+    // Byte tokens have a U+FFFD each. The first token is the letter a, and 258 the letter b.
+    for (ids, prompt, hidden, shown) in [
+        (&[257, 240, 999, 258][..], 2, "b", "\u{fffd}b"),
+        (&[257, 240, 999], 2, "", "\u{fffd}"),
+        (&[257, 240, 159, 258], 2, "\u{fffd}b", "\u{fffd}\u{fffd}b"),
+        (&[257, 240, 159, 258], 3, "b", "\u{fffd}\u{fffd}b"),
+        (&[257, 240, 159], 2, "\u{fffd}", "\u{fffd}\u{fffd}"),
+        (&[257, 240, 159, 142, 187, 258], 3, "🎻b", "🎻b"),
+    ] {
+        assert_eq!(text(ids, prompt, Unfinished::Hidden), hidden, "{ids:?} {prompt}");
+        assert_eq!(text(ids, prompt, Unfinished::Shown), shown, "{ids:?} {prompt}");
+    }
+}
+
 proptest! {
     #[test]
     fn prompt_and_output_add_up_to_the_whole_decode(
         ids in prop::collection::vec(0u32..6, 1..20),
-        letters in "[a-c é日🎻]{1,12}",
+        letters in "[a-c é日🎻.']{0,11}[a-c]",
         at in 0usize..20,
     ) {
         let letters = |tokenizer: Arc<Tokenizer>| (tokenizer.encode(&letters, SpecialTokens::Exclude).unwrap(), tokenizer);
@@ -117,6 +149,7 @@ proptest! {
             (ids, test_support::metaspace_tokenizer()),
             letters(test_support::tokenizer()),
             letters(test_support::byte_fallback_tokenizer()),
+            letters(test_support::word_piece_tokenizer()),
         ];
         for (ids, tokenizer) in all {
             let at = 1 + at % ids.len();

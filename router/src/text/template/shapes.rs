@@ -7,9 +7,27 @@ use minijinja::Value;
 
 use super::message::{Content, ContentPart, Message, Shape};
 
-/// Texts whose line break distinguishes a text from Python's or JSON's writing of it.
-const ONE: &str = "the first\nprobe";
-const OTHER: &str = "the second\nprobe";
+/// A text of two words on two lines. The line break distinguishes a text from Python's or JSON's writing of it.
+struct Probe {
+    text: &'static str,
+    words: [&'static str; 2],
+}
+
+const ONE: Probe = Probe { text: "firstprobe\nitsend", words: ["firstprobe", "itsend"] };
+const OTHER: Probe = Probe { text: "secondprobe\nitsclose", words: ["secondprobe", "itsclose"] };
+
+impl Probe {
+    /// True if a rendered text shows the probe. Templates may change white space and case, as by `trim`, `split` and
+    /// `capitalize`. A text that stands for the message, and not for a part of it, may also be written as JSON.
+    fn is_in(&self, rendered: &str, shape: Shape) -> bool {
+        let rendered = rendered.to_lowercase();
+        let [first, last] = self.words;
+        rendered
+            .split(first)
+            .skip(1)
+            .any(|rest| rest.find(last).is_some_and(|at| shape == Shape::Text || !rest[..at].contains('\\')))
+    }
+}
 
 /// The content that a template shows, of messages of one role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,8 +68,8 @@ impl Shapes {
                 };
                 match render(&conversation) {
                     None => Shown::Refused,
-                    Some(text) if !text.contains(ONE) => Shown::Lost,
-                    Some(text) if shape == Shape::List && !text.contains(OTHER) => Shown::First,
+                    Some(text) if !ONE.is_in(&text, shape) => Shown::Lost,
+                    Some(text) if shape == Shape::List && !OTHER.is_in(&text, shape) => Shown::First,
                     Some(_) => Shown::All,
                 }
             });
@@ -59,8 +77,8 @@ impl Shapes {
             best(Shown::All).or(best(Shown::First)).or(best(Shown::Lost)).unwrap_or(Shown::Refused)
         };
         Self {
-            text: shown(Message::new(role, ONE), Shape::Text),
-            parts: shown(parts(role, &[ONE, OTHER]), Shape::List),
+            text: shown(Message::new(role, ONE.text), Shape::Text),
+            parts: shown(parts(role, &[ONE.text, OTHER.text]), Shape::List),
         }
     }
 

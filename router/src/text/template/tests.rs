@@ -171,6 +171,38 @@ fn content_has_the_shape_that_the_template_reads() {
     assert_eq!(shown("{{ messages[0].role }}", &user("")).as_deref(), Ok("user"));
 }
 
+/// The expected texts are those of transformers 5.23 for content in the shape that the template reads.
+#[test]
+fn a_template_may_change_the_white_space_and_the_case_of_content() {
+    let cases = [
+        ("{{ C | trim }}", "a  b\nc"),
+        ("{{ C.split() | join(' ') }}", "a b c"),
+        ("{{ C.split() | join }}", "abc"),
+        ("{{ C | replace('\n', '<br>') }}", " a  b<br>c "),
+        ("{{ C | replace('\n', '') }}", " a  bc "),
+        ("{{ C | capitalize }}", " a  b\nc "),
+        ("{{ C.upper() }}", " A  B\nC "),
+        ("{{ C | tojson }}", "\" a  b\\nc \""),
+    ];
+    for (shown, expected) in cases {
+        let text = format!("{{% for m in messages %}}{}{{% endfor %}}", shown.replace('C', "m.content"));
+        let parts = format!(
+            "{{% for m in messages %}}{{% for p in m.content %}}{{% if p.type == 'text' %}}{}{{% endif %}}{{% endfor %}}{{% endfor %}}",
+            shown.replace('C', "p.text")
+        );
+        for source in [text, parts] {
+            // A part that is written as JSON is not told from a message that is.
+            if source.contains("p.text | tojson") {
+                continue;
+            }
+            let template = read(json!({ "chat_template": source }));
+            let messages = user(" a  b\nc ");
+            template.check_messages(&messages).unwrap_or_else(|e| panic!("{source}: {e}"));
+            assert_eq!(template.render(&messages, &prompt(), MAX).unwrap(), expected, "{source}");
+        }
+    }
+}
+
 #[test]
 fn a_role_that_the_template_loses_is_refused_and_one_that_it_refuses_says_so() {
     let source = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}";
