@@ -56,6 +56,11 @@ fn values(text: &str) {
     }
 }
 
+/// Removes the files that this process's inputs have left, and their directory.
+pub fn remove_files() {
+    fs::remove_dir_all(Directory::shared().dir()).expect("a directory");
+}
+
 /// A directory in memory for the files of an input.
 pub struct Directory(PathBuf);
 
@@ -66,9 +71,10 @@ impl Directory {
             let base = Path::new("/dev/shm");
             let base = if base.is_dir() { base.to_owned() } else { std::env::temp_dir() };
             let path = base.join(format!("tutti-fuzz-{}", std::process::id()));
-            fs::create_dir(&path).expect("a directory");
             Directory(path)
         });
+        // Missing before the first input, and after `remove_files`.
+        fs::create_dir_all(&SHARED.0).expect("a directory");
         &SHARED
     }
 
