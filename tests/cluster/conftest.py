@@ -19,7 +19,7 @@ FIGURES = pytest.StashKey[list]()
 
 
 def pytest_addoption(parser):
-    parser.addoption("--sample-parameters", metavar="SEED", help="run each test with a third of its parameters")
+    parser.addoption("--sample-parameters", metavar="SEED", help="run each test with a sixth of its parameters")
 
 
 def pytest_collection_modifyitems(config, items):
