@@ -22,7 +22,7 @@ LONG = ("test_wheel.py", "test_chaos.py", "test_disaggregation.py", "test_sim.py
 
 
 def pytest_addoption(parser):
-    parser.addoption("--sample-parameters", metavar="SEED", help="run each test with a sixth of its parameters")
+    parser.addoption("--sample-parameters", metavar="SEED", help="run a sixth of each test's parameters, and half of the attacks")
 
 
 def pytest_collection_modifyitems(config, items):
