@@ -97,8 +97,8 @@ impl Directory {
 
     /// Removes all files of the directory.
     pub fn clear(&self) {
-        let files = fs::read_dir(&self.0).expect("a directory");
-        let removed: io::Result<()> = files.map(|file| fs::remove_file(file?.path())).collect();
+        let mut files = fs::read_dir(&self.0).expect("a directory");
+        let removed: io::Result<()> = files.try_for_each(|file| fs::remove_file(file?.path()));
         removed.expect("files");
     }
 }
