@@ -17,7 +17,8 @@ sys.path.insert(0, str(REPO / "target/stubs"))
 
 FIGURES = pytest.StashKey[list]()
 
-# Files that take a minute or more. They begin first, so that no process works on one of them when the others have ended.
+# Files that take a minute or more. They begin first, so that no process works on one of them when the others have
+# ended.
 LONG = ("test_wheel.py", "test_chaos.py", "test_disaggregation.py", "test_sim.py", "test_docs.py", "test_memory.py")
 
 

@@ -1,4 +1,5 @@
-"""A short form of tests/hostile: every attack, with fewer connections. With --sample-parameters, half of the attacks."""
+"""A short form of tests/hostile: every attack, with fewer connections. With --sample-parameters, half of the
+attacks."""
 
 import random
 

@@ -26,8 +26,8 @@ fn ignore_panics_of_templates() {
     }));
 }
 
-/// If `FUZZ_WRITE_SEEDS` is set, writes the seeds into one directory per target and ends the process. This happens before
-/// libFuzzer starts, because libFuzzer reports an exit as a finding.
+/// If `FUZZ_WRITE_SEEDS` is set, writes the seeds into one directory per target and ends the process. This happens
+/// before libFuzzer starts, because libFuzzer reports an exit as a finding.
 fn write_seeds_if_asked() {
     let Ok(directory) = std::env::var("FUZZ_WRITE_SEEDS") else { return };
     for (number, seed) in made_seeds().into_iter().enumerate() {

@@ -47,8 +47,8 @@ where
     runtime.expect("a runtime").block_on(serve(kind, body));
 }
 
-/// Sets the checksum of a message of a push, so that a fuzzer reaches the code behind the check of checksums. Other bytes
-/// are returned unchanged.
+/// Sets the checksum of a message of a push, so that a fuzzer reaches the code behind the check of checksums. Other
+/// bytes are returned unchanged.
 pub fn sealed(message: &[u8]) -> Vec<u8> {
     let Ok(pb::PlanePiece { piece: Some(piece) }) = pb::PlanePiece::decode(message) else {
         return message.to_vec();

@@ -133,8 +133,8 @@ impl Path {
             Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 => unsafe { Avx512::run(op) },
             #[cfg(path = "portable")]
             _ => Portable::run(op),
-            // `new` admits no such path. To the compiler, this may return, so that it keeps the code behind a call, which
-            // `tests/disassembly` reads.
+            // `new` admits no such path. To the compiler, this may return, so that it keeps the code behind a call,
+            // which `tests/disassembly` reads.
             #[cfg(not(path = "portable"))]
             _ => std::hint::black_box(None).expect("a path that this build has"),
         }
