@@ -8,7 +8,7 @@
 //! `Requests` and `Prefixes`. A fourth part, `Recent`, only records events for operators' pages. [`Cluster`] holds the
 //! lock, and carries decisions from one part to another, to metrics and to health.
 
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod groups;
 mod launches;

@@ -9,7 +9,7 @@ mod backend;
 pub mod cluster;
 pub mod commands;
 pub mod config;
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 pub mod listen;
 pub mod mailbox;

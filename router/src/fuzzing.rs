@@ -1,4 +1,4 @@
-//! Entry points of the fuzzers, compiled only by `tests/fuzz`. A failed assertion is a finding.
+//! Entry points of the fuzzers (`tests/fuzzing`). A failed assertion is a finding.
 
 mod template;
 mod text;

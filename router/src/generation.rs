@@ -6,7 +6,7 @@ mod arrival;
 mod attempts;
 mod choice;
 mod conversation;
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod generator;
 mod media;

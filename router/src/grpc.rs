@@ -1,6 +1,6 @@
 //! The gRPC surface: `tutti.v1.Inference`, reflection, and `grpc.health.v1`.
 
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod generate;
 mod guard;

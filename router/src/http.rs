@@ -9,7 +9,7 @@ mod completions;
 mod cors;
 mod error;
 mod fields;
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod logprobs;
 mod messages;

@@ -398,7 +398,7 @@ impl ApiKey {
 }
 
 /// Parses the text of a file, for fuzzers. Asserts that the names and hashes of accepted keys are unique.
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 pub fn read_lines(text: &str) {
     let KeyFile { keys, .. } = file::parse(text.as_bytes());
     let names: std::collections::HashSet<_> = keys.iter().map(|key| &key.name).collect();

@@ -9,7 +9,7 @@ mod conductor_channel;
 mod fair_queue;
 mod fleet;
 mod front_door;
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod generation;
 mod grpc;
@@ -24,7 +24,7 @@ mod served;
 mod text;
 mod uploads;
 
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "fuzzing"))]
 #[allow(clippy::unwrap_used)]
 mod test_support;
 

@@ -1,4 +1,4 @@
-//! Entry points of the fuzzers, compiled by `tests/fuzz` alone. A check that fails is a finding.
+//! Entry points of the fuzzers (`tests/fuzzing`). A check that fails is a finding.
 
 use std::{
     net::{IpAddr, Ipv4Addr},

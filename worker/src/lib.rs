@@ -9,7 +9,7 @@
 mod device;
 mod engine_thread;
 pub mod fit;
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod group;
 pub mod isa;

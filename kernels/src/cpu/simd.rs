@@ -7,6 +7,7 @@
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
+#[cfg_attr(not(path = "avx512"), allow(dead_code, reason = "this build has only the paths of its machine"))]
 mod avx512;
 pub(super) mod isa;
 mod math;
@@ -14,8 +15,10 @@ mod portable;
 
 #[cfg(target_arch = "x86_64")]
 pub(super) use avx2::Avx2;
-#[cfg(target_arch = "x86_64")]
-pub(super) use avx512::{Avx512, Avx512Bf16, Avx512Vnni};
+#[cfg(path = "avx512")]
+pub(super) use avx512::Avx512;
+#[cfg(path = "dots")]
+pub(super) use avx512::{Avx512Bf16, Avx512Vnni};
 pub use isa::Isa;
 pub(super) use math::{exp, from_bf16, to_bf16};
 pub(super) use portable::Portable;

@@ -74,7 +74,7 @@ impl ChatTemplate {
     }
 
     /// Reads tokenizer_config.json and compiles the template.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub fn read(config: Option<&[u8]>, jinja: Option<&[u8]>) -> Result<Option<Self>, Error> {
         Self::of(&TokenizerFiles::read(config, None)?, jinja)
     }

@@ -75,7 +75,7 @@ pub fn max_text_bytes(tokens: u32) -> usize {
 
 impl Tokenizer {
     /// Reads a `tokenizer.json` alone.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub fn from_bytes(json: &[u8]) -> Result<Self, Error> {
         Self::of(json, &TokenizerFiles::default())
     }

@@ -5,9 +5,7 @@
 /// A metric begins with its default value, or with the one after `=`. `in` names a unit, which becomes a suffix of the
 /// name.
 ///
-/// ```
-/// use tutti_runtime::metrics::{Metrics, metrics::{counter::Counter, histogram::Histogram}};
-///
+/// ```text
 /// tutti_runtime::declare_metrics! {
 ///     /// Metrics of a kitchen.
 ///     #[derive(Clone, Debug)]
@@ -16,13 +14,6 @@
 ///         cooking: Histogram = Histogram::new([60.0]), "cooking_seconds", "Seconds per meal";
 ///     }
 /// }
-///
-/// let metrics = Metrics::default();
-/// let kitchen = metrics.register(KitchenMetrics::register);
-/// kitchen.meals.inc();
-/// kitchen.cooking.observe(30.0);
-/// assert!(metrics.encode().contains("# HELP tutti_meals Meals cooked.\n"));
-/// assert!(metrics.encode().contains("tutti_meals_total 1\n"));
 /// ```
 #[macro_export]
 macro_rules! declare_metrics {

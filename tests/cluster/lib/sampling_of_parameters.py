@@ -4,11 +4,11 @@ import random
 
 
 def sampled(items, seed):
-    """(kept, left out) tests: of each function, one in three of its tests, at least one. `seed` chooses them."""
+    """(kept, left out) tests: of each function, one in six of its tests, at least one. `seed` chooses them."""
     functions = {}
     for item in items:
         functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
     kept = set()
     for name, tests in functions.items():
-        kept.update(random.Random(f"{seed} {name}").sample(tests, -(-len(tests) // 3)))
+        kept.update(random.Random(f"{seed} {name}").sample(tests, -(-len(tests) // 6)))
     return [item for item in items if item in kept], [item for item in items if item not in kept]

@@ -146,9 +146,9 @@ fn push(mut input: Input<'_>) {
     let kind = input.byte();
     let mut frames = VecDeque::new();
     while !input.is_empty() {
-        let message = input.piece();
+        let message = tutti_transfer::fuzzing::sealed(input.piece());
         // gRPC's prefix of a message: the byte 0 for "not compressed", and the length.
-        frames.push_back([&[0], &(message.len() as u32).to_be_bytes()[..], message].concat().into());
+        frames.push_back([&[0], &(message.len() as u32).to_be_bytes()[..], &message].concat().into());
     }
     tutti_transfer::fuzzing::push(kind, Frames(frames));
 }

@@ -56,6 +56,11 @@ fn values(text: &str) {
     }
 }
 
+/// Removes the files that this process's inputs have left, and their directory.
+pub fn remove_files() {
+    fs::remove_dir_all(Directory::shared().dir()).expect("a directory");
+}
+
 /// A directory in memory for the files of an input.
 pub struct Directory(PathBuf);
 
@@ -66,9 +71,10 @@ impl Directory {
             let base = Path::new("/dev/shm");
             let base = if base.is_dir() { base.to_owned() } else { std::env::temp_dir() };
             let path = base.join(format!("tutti-fuzz-{}", std::process::id()));
-            fs::create_dir(&path).expect("a directory");
             Directory(path)
         });
+        // Missing before the first input, and after `remove_files`.
+        fs::create_dir_all(&SHARED.0).expect("a directory");
         &SHARED
     }
 
@@ -91,8 +97,8 @@ impl Directory {
 
     /// Removes all files of the directory.
     pub fn clear(&self) {
-        let files = fs::read_dir(&self.0).expect("a directory");
-        let removed: io::Result<()> = files.map(|file| fs::remove_file(file?.path())).collect();
+        let mut files = fs::read_dir(&self.0).expect("a directory");
+        let removed: io::Result<()> = files.try_for_each(|file| fs::remove_file(file?.path()));
         removed.expect("files");
     }
 }

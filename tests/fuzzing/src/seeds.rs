@@ -1,6 +1,6 @@
-//! Seeds made from encoded messages and from the table of families. `FUZZ_WRITE_SEEDS=DIRECTORY` writes them.
+//! Seeds made from encoded messages and from the table of families.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use prost::Message;
 use tutti_conductor::config::{ConductorSettings, DeviceChoice, Layout, worker_settings};
@@ -8,15 +8,19 @@ use tutti_proto::{cluster::v1 as pb, v1};
 
 use crate::cluster;
 
-/// Writes the seeds into one directory per target.
-pub fn write(directory: &Path) {
-    let mut number = 0;
-    let mut seed = |target: &str, parts: &[&[u8]]| {
-        let directory = directory.join(target);
-        fs::create_dir_all(&directory).expect("a directory");
-        fs::write(directory.join(format!("seed-{number}")), parts.concat()).expect("a file");
-        number += 1;
-    };
+/// An input from which a fuzzer starts.
+#[derive(Clone, Debug)]
+pub struct Seed {
+    /// Name of the target.
+    pub target: &'static str,
+    /// The bytes of the input.
+    pub input: Vec<u8>,
+}
+
+/// Returns the seeds of all targets.
+pub fn made_seeds() -> Vec<Seed> {
+    let mut seeds = Vec::new();
+    let mut seed = |target, parts: &[&[u8]]| seeds.push(Seed { target, input: parts.concat() });
     for request in requests() {
         seed("grpc", &[&piece(b"10S"), &request.encode_to_vec()]);
     }
@@ -58,6 +62,7 @@ pub fn write(directory: &Path) {
     for config in tutti_models::fuzzing::configs() {
         seed("config", &[&[0], config.as_bytes()]);
     }
+    seeds
 }
 
 /// Returns a piece of an input: the length and the bytes.

@@ -3,7 +3,7 @@
 //! [`FAMILIES`] is the only table of families in the code. docs/adding-a-model.md has a copy, and a test compares the
 //! two.
 
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod sample;
 
 use tutti_runtime::nearest::nearest;

@@ -1,4 +1,4 @@
-//! Entry points of the fuzzers. Only `tests/fuzz` compiles them. A failed check is a finding.
+//! Entry points of the fuzzers (`tests/fuzzing`). A failed check is a finding.
 
 use std::path::Path;
 

@@ -12,7 +12,7 @@ mod expert_loads;
 mod experts;
 mod families;
 mod footprint;
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 #[cfg(feature = "hybrid-test-model")]
 mod hybrid_test;

@@ -8,17 +8,21 @@ use std::{
     time::Duration,
 };
 
+use prost::Message;
 use tokio::{
     runtime::{Builder, Handle},
     sync::{mpsc, watch},
 };
 use tonic::codegen::{Body, Bytes, Service, http};
 use tutti_kernels::collective::GroupRank;
-use tutti_proto::{GraphKey, cluster::v1 as pb};
+use tutti_proto::{
+    GraphKey,
+    cluster::v1::{self as pb, plane_data::Place, plane_piece::Piece},
+};
 
 use crate::{
     Endpoint, Event, Extent, Hosts, PageLayout, PlaneLayout, PlaneStorage, Section, Source, UnitKind,
-    UnitLayout, Units,
+    UnitLayout, Units, checksum,
     endpoint::Role,
     receive::{Receiver, Space},
     segment::Segment,
@@ -41,6 +45,29 @@ where
 {
     let runtime = Builder::new_current_thread().enable_time().build();
     runtime.expect("a runtime").block_on(serve(kind, body));
+}
+
+/// Sets the checksum of a message of a push, so that a fuzzer reaches the code behind the check of checksums. Other
+/// bytes are returned unchanged.
+pub fn sealed(message: &[u8]) -> Vec<u8> {
+    let Ok(pb::PlanePiece { piece: Some(piece) }) = pb::PlanePiece::decode(message) else {
+        return message.to_vec();
+    };
+    let piece = match checksum::seal(piece) {
+        // Nothing writes to the segment, so all of its bytes are zero.
+        Piece::Data(mut data) => {
+            if let Some(Place::Shared(range)) = &data.place
+                && range.length <= SEGMENT_BYTES
+            {
+                let zeros = [0; SEGMENT_BYTES as usize];
+                let bytes = &zeros[..range.length as usize];
+                data.checksum = checksum::of_units(data.kind, data.first, data.count, bytes);
+            }
+            Piece::Data(data)
+        }
+        piece => piece,
+    };
+    pb::PlanePiece { piece: Some(piece) }.encode_to_vec()
 }
 
 /// Hash of the layout of the units that a kind of push takes.

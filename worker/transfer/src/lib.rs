@@ -30,7 +30,7 @@ pub mod checksum;
 mod connector;
 mod credential;
 mod endpoint;
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod layout;
 mod network;

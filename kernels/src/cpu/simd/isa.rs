@@ -3,9 +3,15 @@
 use std::fmt;
 
 use crate::DeviceError;
-#[cfg(target_arch = "x86_64")]
-use crate::cpu::simd::{Avx2, Avx512, Avx512Bf16, Avx512Vnni};
-use crate::cpu::simd::{Op, Portable};
+#[cfg(path = "avx2")]
+use crate::cpu::simd::Avx2;
+#[cfg(path = "avx512")]
+use crate::cpu::simd::Avx512;
+use crate::cpu::simd::Op;
+#[cfg(path = "portable")]
+use crate::cpu::simd::Portable;
+#[cfg(path = "dots")]
+use crate::cpu::simd::{Avx512Bf16, Avx512Vnni};
 
 /// An instruction path. All paths run the same code over sixteen lanes. The documentation of a path notes its
 /// differences in rounding.
@@ -38,8 +44,22 @@ impl Isa {
         Self::ALL.into_iter().filter(|isa| isa.available())
     }
 
-    /// True if this machine has all instructions of the path.
+    /// True if this build has the path: see `build.rs`.
+    fn compiled(self) -> bool {
+        match self {
+            Self::Portable => cfg!(path = "portable"),
+            Self::Avx2 => cfg!(path = "avx2"),
+            Self::Avx512 => cfg!(path = "avx512"),
+            Self::Avx512Vnni | Self::Avx512Bf16 => cfg!(path = "dots"),
+        }
+    }
+
+    /// True if this build has the path, and this machine all of its instructions.
     pub fn available(self) -> bool {
+        self.compiled() && self.supported_here()
+    }
+
+    fn supported_here(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         {
             let avx2 = is_x86_feature_detected!("avx2")
@@ -105,13 +125,18 @@ impl Path {
     #[inline]
     pub(in crate::cpu) fn run<O: Op>(self, op: O) -> O::Output {
         match self.0 {
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(path = "avx2")]
             // SAFETY: `new` has checked that the machine has the instructions.
             Isa::Avx2 => unsafe { Avx2::run(op) },
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(path = "avx512")]
             // SAFETY: `new` has checked that the machine has the instructions.
             Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 => unsafe { Avx512::run(op) },
+            #[cfg(path = "portable")]
             _ => Portable::run(op),
+            // `new` admits no such path. To the compiler, this may return, so that it keeps the code behind a call,
+            // which `tests/disassembly` reads.
+            #[cfg(not(path = "portable"))]
+            _ => std::hint::black_box(None).expect("a path that this build has"),
         }
     }
 
@@ -119,7 +144,7 @@ impl Path {
     #[inline]
     pub(in crate::cpu) fn run_int8<O: Op>(self, op: O) -> O::Output {
         match self.0 {
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(path = "dots")]
             // SAFETY: `new` has checked that the machine has the instructions.
             Isa::Avx512Vnni | Isa::Avx512Bf16 => unsafe { Avx512Vnni::run(op) },
             _ => self.run(op),
@@ -130,7 +155,7 @@ impl Path {
     #[inline]
     pub(in crate::cpu) fn run_dots<O: Op>(self, op: O) -> O::Output {
         match self.0 {
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(path = "dots")]
             // SAFETY: `new` has checked that the machine has the instructions.
             Isa::Avx512Bf16 => unsafe { Avx512Bf16::run(op) },
             // Tests call this function on other paths, to check the code around the dot-product instruction without the

@@ -169,7 +169,7 @@ impl SafetensorsDir {
     }
 
     /// Returns the names of the tensors that are not marked, sorted.
-    #[cfg(fuzzing)]
+    #[cfg(feature = "fuzzing")]
     pub fn unused(&self) -> impl Iterator<Item = &str> {
         self.unused.iter().map(String::as_str)
     }

@@ -1,0 +1,40 @@
+//! The targets of the fuzzers, and what is checked of each input.
+
+mod cluster;
+mod config;
+mod input;
+mod memory;
+mod safetensors;
+mod seeds;
+mod targets;
+
+use self::memory::Counting;
+pub use self::{
+    config::remove_files,
+    seeds::{Seed, made_seeds},
+    targets::Target,
+};
+
+#[global_allocator]
+static MEMORY: Counting = Counting::new();
+
+/// Memory that an input of any length may use, in bytes.
+const BASE_BYTES: usize = 16 << 20;
+/// Further bytes of memory that an input may use, per byte of its length.
+const BYTES_PER_BYTE: usize = 256;
+
+/// Runs one input of a target, and panics if the input takes too much memory. Memory is counted over all threads, so no
+/// other input may run meanwhile.
+pub fn check(target: Target, data: &[u8]) {
+    let used = MEMORY.begin();
+    target.run(data);
+    let peak = MEMORY.peak().saturating_sub(used);
+    let limit = BASE_BYTES + data.len() * BYTES_PER_BYTE;
+    assert!(peak <= limit, "an input of {} bytes takes {peak} bytes of memory, over {limit}", data.len());
+}
+
+/// True if a panic is the template engine's own, which the router turns into an error. Any other panic is a finding,
+/// even if it is caught.
+pub fn is_of_templates(panic: &std::panic::PanicHookInfo<'_>) -> bool {
+    panic.location().is_some_and(|at| at.file().contains("/minijinja-"))
+}
