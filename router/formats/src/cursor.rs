@@ -1,11 +1,12 @@
 //! The reader of formats: an output that is read like a whole text, although it arrives in pieces.
 //!
 //! A format is an `async` function that reads through a [`Cursor`]. Where a synchronous reader would need a byte that
-//! has not arrived, the function is suspended, and it goes on with the next piece. So each format reads like the grammar
-//! that it is, keeps its state in its local variables, and never looks at a consumed byte again. Nothing here needs a
-//! runtime: [`Parser`](crate::Parser) polls the function once per piece.
+//! has not arrived, the function is suspended, and it goes on with the next piece. So each format reads like the
+//! grammar that it is, keeps its state in its local variables, and never looks at a consumed byte again. Nothing here
+//! needs a runtime: [`Parser`](crate::Parser) polls the function once per piece.
 
 mod buffer;
+mod calls;
 mod markers;
 
 use std::{collections::HashMap, future::poll_fn, sync::Arc, task::Poll};
@@ -351,63 +352,5 @@ impl Cursor {
         });
         read.await?;
         if too_long { Err(Break::Malformed) } else { Ok(held) }
-    }
-
-    // Calls.
-
-    /// Reads a call, or a block of calls, that begins with the marker that was taken last. If it is none, its text
-    /// belongs to the present channel. `Err` at the end of the output.
-    pub async fn attempt(&self, read: impl Future<Output = Result<(), Break>>) -> Result<(), Break> {
-        self.with(|shared| shared.buffer.anchor());
-        self.settle(read).await
-    }
-
-    /// Does the same for a call that begins here.
-    pub async fn attempt_here(&self, read: impl Future<Output = Result<(), Break>>) -> Result<(), Break> {
-        self.with(|shared| shared.buffer.anchor_here());
-        self.settle(read).await
-    }
-
-    async fn settle(&self, read: impl Future<Output = Result<(), Break>>) -> Result<(), Break> {
-        let result = read.await;
-        self.with(|Shared { buffer, output, .. }| {
-            let kept = buffer.release();
-            match result {
-                Ok(()) => {}
-                Err(Break::Malformed) if output.in_call() => output.end_call(),
-                Err(Break::End) if output.in_call() => {}
-                Err(_) => output.text(kept),
-            }
-        });
-        match result {
-            Err(Break::End) => result,
-            _ => Ok(()),
-        }
-    }
-
-    /// Says that the block has begun for certain: its opening marker is no text.
-    pub fn enter_block(&self) {
-        self.with(|Shared { buffer, output, .. }| {
-            buffer.release();
-            output.enter_block();
-        });
-    }
-
-    /// Begins a call: from here on, what the model writes is a part of it.
-    pub fn begin_call(&self, name: String, id: Option<String>) {
-        self.with(|Shared { buffer, output, .. }| {
-            buffer.release();
-            output.begin_call(name, id);
-        });
-    }
-
-    /// Passes a fragment of arguments on.
-    pub fn arguments(&self, fragment: &str) {
-        self.output(|output| output.arguments(fragment));
-    }
-
-    /// Ends a call.
-    pub fn end_call(&self) {
-        self.output(Output::end_call);
     }
 }

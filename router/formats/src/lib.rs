@@ -14,7 +14,8 @@
 //! };
 //! let mut parser = dialect.parser(Request::default());
 //! let mut answer = Answer::default();
-//! for (token, text) in [(1, "I look."), (7, "<tool_call>"), (2, "{\"name\": \"now\""), (3, "}"), (8, "</tool_call>")] {
+//! let output = [(1, "I look."), (7, "<tool_call>"), (2, "{\"name\": \"now\""), (3, "}"), (8, "</tool_call>")];
+//! for (token, text) in output {
 //!     answer.extend(parser.push(token, text));
 //! }
 //! answer.extend(parser.finish(""));
@@ -34,19 +35,19 @@
 //! | `output` | events; white space that belongs to the format |
 //! | `choice` | the table of formats, with the signs by which a chat template shows its format |
 //!
-//! Readers are `async` functions without a runtime: [`Parser::push`] polls them once. A format so keeps its state in its
-//! local variables and needs no table of states.
+//! Readers are `async` functions without a runtime: [`Parser::push`] polls them once. A format so keeps its state in
+//! its local variables and needs no table of states.
 //!
 //! # What holds for each format
 //!
-//! - The events do not depend on how the text is divided among the tokens. The whole [`Answer`] is the sum of the events
-//!   of the stream, so that a streamed and a whole answer have one source.
+//! - The events do not depend on how the text is divided among the tokens. The whole [`Answer`] is the sum of the
+//!   events of the stream, so that a streamed and a whole answer have one source.
 //! - The work is linear in the output: a consumed byte is not looked at again. What is held is bounded: the longest end
-//!   that may begin a marker, a call's header until its name is whole, and a typed parameter until it is whole. `limits`
-//!   has the bounds, and what happens to an output that passes one.
-//! - Text is not lost. A call that turns out to be none is content, with its markers as the model wrote them. A call that
-//!   has begun keeps what the model wrote up to its end, sound or not, and a call that the end of the output cuts has no
-//!   [`Event::CallEnd`].
+//!   that may begin a marker, a call's header until its name is whole, and a typed parameter until it is whole.
+//!   `limits` has the bounds, and what happens to an output that passes one.
+//! - Text is not lost. A call that turns out to be none is content, with its markers as the model wrote them. A call
+//!   that has begun keeps what the model wrote up to its end, sound or not, and a call that the end of the output cuts
+//!   has no [`Event::CallEnd`].
 //! - A marker that is a token of the tokenizer is found by its id, any other one by its text. Inside strings of JSON, a
 //!   marker is text. Inside a parameter between tags, a closing tag is text unless its format goes on behind it.
 //! - JSON keeps the model's bytes: the order of keys, and the spelling of numbers. Parameters between tags are typed by
@@ -55,8 +56,8 @@
 //! # What the caller does
 //!
 //! Stop strings match content, so they are looked for in [`Event::Content`] and never in reasoning or arguments. The
-//! reason of an output's end is `tool_calls` if it has calls, unless a limit cut it. A caller that leaves special tokens
-//! out of the text flushes its detokenizer before a token that [`Parser::is_marker`].
+//! reason of an output's end is `tool_calls` if it has calls, unless a limit cut it. A caller that leaves special
+//! tokens out of the text flushes its detokenizer before a token that [`Parser::is_marker`].
 
 mod bodies;
 mod choice;

@@ -7,14 +7,14 @@ pub const MAX_NAME: usize = 1 << 10;
 /// Bytes of the name of a parameter or member. A longer one breaks its call.
 pub const MAX_KEY: usize = 1 << 10;
 
-/// Bytes of a value that is held until it is whole: of arguments that stand before the name of their call, which is then
-/// no call, and of a parameter that is not a string, which then becomes one.
+/// Bytes of a value that is held until it is whole: of arguments that stand before the name of their call, which is
+/// then no call, and of a parameter that is not a string, which then becomes one.
 pub const MAX_HELD: usize = 64 << 10;
 
-/// Bytes of white space inside a call, outside its values. More breaks the call. Also the bytes of white space that wait
-/// for what follows outside calls. More is passed on.
+/// Bytes of white space inside a call, outside its values. More breaks the call. Also the bytes of white space that
+/// wait for what follows outside calls. More is passed on.
 pub const MAX_BLANK: usize = 256;
 
-/// Nesting of Python literals. Deeper ones break their call. The nesting of JSON has no bound, because it is counted and
-/// not stored.
+/// Nesting of Python literals. Deeper ones break their call. The nesting of JSON has no bound, because it is counted
+/// and not stored.
 pub const MAX_DEPTH: usize = 128;

@@ -62,8 +62,8 @@ pub(crate) struct Making<'a, 'v> {
 
 /// Turns one output into events.
 ///
-/// Takes each token with the text that the detokenizer releases for it. How the text is divided among the tokens changes
-/// no event, apart from the cuts between texts of one kind.
+/// Takes each token with the text that the detokenizer releases for it. How the text is divided among the tokens
+/// changes no event, apart from the cuts between texts of one kind.
 pub struct Parser {
     cursor: Cursor,
     /// `None` once it has read all.
@@ -105,8 +105,8 @@ impl Dialect {
 }
 
 impl Parser {
-    /// True if the token is a marker. The detokenizer has to release what it holds before a marker: the rest of a broken
-    /// character belongs before it. It may leave the marker's own text out, as it does with special tokens.
+    /// True if the token is a marker. The detokenizer has to release what it holds before a marker: the rest of a
+    /// broken character belongs before it. It may leave the marker's own text out, as it does with special tokens.
     pub fn is_marker(&self, token: u32) -> bool {
         self.cursor.is_marker(token)
     }

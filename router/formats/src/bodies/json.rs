@@ -23,12 +23,13 @@ pub(crate) async fn object(cursor: &Cursor, rules: ObjectRules<'_>) -> Result<()
     let mut held: Option<String> = None;
     loop {
         cursor.skip_blank().await?;
-        match cursor.next().await? {
-            '}' => break,
-            ',' => continue,
-            '"' => {}
-            _ => return Err(Break::Malformed),
+        if cursor.next_is('}').await? {
+            break;
         }
+        if cursor.next_is(',').await? {
+            continue;
+        }
+        cursor.expect('"').await?;
         let key = rest_of_string(cursor, MAX_KEY).await?;
         cursor.skip_blank().await?;
         cursor.expect(':').await?;

@@ -55,6 +55,7 @@ pub(crate) async fn parameters(
             cursor.arguments(members.close());
             return Ok(marker);
         }
+        cursor.keep_marker();
         let (key, _) = cursor.word_until(&tags.key_end).await?;
         let key = key.trim();
         let types = match &tags.attributes {
@@ -69,6 +70,7 @@ pub(crate) async fn parameters(
                 "string=\"false\""
                     if members.may_wrap() && key == "arguments" && !tools.has_parameter(tool, key) =>
                 {
+                    cursor.keep_nothing();
                     members.unwrap(cursor, tags).await?;
                     continue;
                 }
@@ -76,6 +78,7 @@ pub(crate) async fn parameters(
                 _ => tools.types(tool, key),
             },
         };
+        cursor.keep_nothing();
         cursor.arguments(&members.next(key));
         value(cursor, tags, types).await?;
     }

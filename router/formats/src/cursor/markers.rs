@@ -5,7 +5,8 @@ use std::collections::HashMap;
 /// The tokens of a tokenizer that may be markers: text and id of each added token.
 ///
 /// A marker that is a token here is found by its id alone. The same text spelled by other tokens is text, as it is in
-/// prompts, where the router keeps clients from spelling control tokens. A marker that is no token is found by its text.
+/// prompts, where the router keeps clients from spelling control tokens. A marker that is no token is found by its
+/// text.
 #[derive(Clone, Debug, Default)]
 pub struct Vocabulary {
     ids: HashMap<String, u32>,

@@ -1,5 +1,6 @@
-//! DeepSeek V3, R1 and V3.1: `<｜tool▁calls▁begin｜>`, in it `<｜tool▁call▁begin｜>f<｜tool▁sep｜>{…}<｜tool▁call▁end｜>` (V3.1) or
-//! `<｜tool▁call▁begin｜>function<｜tool▁sep｜>f` with a fenced block of JSON (V3). What follows the separator tells them apart.
+//! DeepSeek V3, R1 and V3.1: `<｜tool▁calls▁begin｜>`, in it `<｜tool▁call▁begin｜>f<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`
+//! (V3.1) or `<｜tool▁call▁begin｜>function<｜tool▁sep｜>f` with a fenced block of JSON (V3). What follows the separator
+//! tells them apart.
 
 use std::sync::Arc;
 

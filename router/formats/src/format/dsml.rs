@@ -1,5 +1,5 @@
-//! DeepSeek V3.2 and V4: `<｜DSML｜function_calls>`, in it `<｜DSML｜invoke name="f">` with parameters that say whether they
-//! are text. V4 names the block `tool_calls`; V4.1 writes a space inside each tag and names it ` calls`.
+//! DeepSeek V3.2 and V4: `<｜DSML｜function_calls>`, in it `<｜DSML｜invoke name="f">` with parameters that say whether
+//! they are text. V4 names the block `tool_calls`; V4.1 writes a space inside each tag and names it ` calls`.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! GLM-4.5 to 5: `<tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>`, before 4.7 with newlines between.
+//! GLM-4.5 to 5: `<tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>`, before 4.7 with newlines
+//! between.
 
 use std::sync::Arc;
 

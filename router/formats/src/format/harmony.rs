@@ -1,4 +1,5 @@
-//! gpt-oss: messages of the form `<|start|>assistant<|channel|>NAME to=functions.f <|constrain|>json<|message|>…<|end|>`.
+//! gpt-oss: messages of the form `<|start|>assistant<|channel|>NAME to=functions.f
+//! <|constrain|>json<|message|>…<|end|>`.
 //!
 //! The channel `analysis` is the reasoning, and any other one is content. A recipient `functions.f` makes the message a
 //! call, on any channel. Slips of the model have a result: text outside messages is content, markers without a message

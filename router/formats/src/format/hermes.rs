@@ -37,12 +37,19 @@ impl CallFormat for Hermes {
 /// Reads a call, or several: some models write more than one between a pair of markers.
 async fn objects(cursor: &Cursor) -> Result<(), Break> {
     cursor.skip_blank().await?;
-    cursor.expect('{').await?;
+    next_object(cursor).await?;
     loop {
-        object(cursor, ObjectRules::Marked).await?;
         cursor.skip_blank().await?;
-        if !cursor.next_is('{').await? {
+        if cursor.peek().await? != '{' {
+            return Ok(());
+        }
+        if !cursor.attempt_here(next_object(cursor)).await? {
             return Ok(());
         }
     }
+}
+
+async fn next_object(cursor: &Cursor) -> Result<(), Break> {
+    cursor.expect('{').await?;
+    object(cursor, ObjectRules::Marked).await
 }

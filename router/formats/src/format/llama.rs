@@ -37,7 +37,9 @@ impl CallFormat for Llama {
             if cursor.peek().await? != ';' {
                 return Ok(());
             }
-            cursor.attempt_here(self.next_call(cursor)).await?;
+            if !cursor.attempt_here(self.next_call(cursor)).await? {
+                return Ok(());
+            }
         }
     }
 }

@@ -31,10 +31,7 @@ impl CallFormat for Mistral {
         cursor.skip_blank().await?;
         match cursor.peek().await? {
             '[' => list(cursor).await,
-            '{' => {
-                cursor.next().await?;
-                object(cursor, ObjectRules::Marked).await
-            }
+            '{' => element(cursor).await,
             _ => self.named(cursor).await,
         }
     }
@@ -60,13 +57,21 @@ impl Mistral {
 /// Reads `[{…}, {…}]`.
 async fn list(cursor: &Cursor) -> Result<(), Break> {
     cursor.expect('[').await?;
+    cursor.skip_blank().await?;
+    element(cursor).await?;
     loop {
         cursor.skip_blank().await?;
-        match cursor.next().await? {
-            '{' => object(cursor, ObjectRules::Marked).await?,
-            ',' => {}
-            ']' => return Ok(()),
-            _ => return Err(Break::Malformed),
+        if cursor.next_is(']').await? || !cursor.next_is(',').await? {
+            return Ok(());
+        }
+        cursor.skip_blank().await?;
+        if !cursor.attempt_here(element(cursor)).await? {
+            return Ok(());
         }
     }
+}
+
+async fn element(cursor: &Cursor) -> Result<(), Break> {
+    cursor.expect('{').await?;
+    object(cursor, ObjectRules::Marked).await
 }

@@ -33,14 +33,17 @@ impl CallFormat for Pythonic {
             cursor.skip_blank().await?;
             cursor.expect('[').await?;
         }
+        cursor.skip_blank().await?;
+        call(cursor).await?;
         loop {
             cursor.skip_blank().await?;
-            call(cursor).await?;
-            cursor.skip_blank().await?;
-            if cursor.next_is(']').await? {
+            if cursor.next_is(']').await? || !cursor.next_is(',').await? {
                 break;
             }
-            cursor.expect(',').await?;
+            cursor.skip_blank().await?;
+            if !cursor.attempt_here(call(cursor)).await? {
+                return Ok(());
+            }
         }
         cursor.skip_blank().await?;
         cursor.next_marker(&self.end).await;

@@ -2,6 +2,7 @@
 
 mod cases;
 mod hostile;
+mod malformed;
 mod samples;
 mod splits;
 mod support;

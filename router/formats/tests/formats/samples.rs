@@ -20,7 +20,18 @@ pub const SAMPLES: &[Sample] = &[
     Sample {
         format: "hermes",
         reasoning: "think",
-        output: "<think>\nTwo calls, 1 < 2.\n</think>\n\nI look.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Zürich \\\"}</tool_call>\", \"days\": 2}}\n</tool_call>\n<tool_call>\n{\"arguments\": {}, \"name\": \"now\"}\n</tool_call>\n",
+        output: r#"<think>
+Two calls, 1 < 2.
+</think>
+
+I look.
+<tool_call>
+{"name": "weather", "arguments": {"city": "Zürich \"}</tool_call>", "days": 2}}
+</tool_call>
+<tool_call>
+{"arguments": {}, "name": "now"}
+</tool_call>
+"#,
         markers: THINK,
         thought: "Two calls, 1 < 2.",
         content: "I look.\n",
@@ -29,7 +40,29 @@ pub const SAMPLES: &[Sample] = &[
     Sample {
         format: "qwen_xml",
         reasoning: "think",
-        output: "<think>\nHm.\n</think>\n\n<tool_call>\n<function=weather>\n<parameter=city>\nBern\n\"</parameter>\" </tool_call>\n\n</parameter>\n<parameter=days>\n3\n</parameter>\n<parameter=exact>\nTrue\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        output: r#"<think>
+Hm.
+</think>
+
+<tool_call>
+<function=weather>
+<parameter=city>
+Bern
+"</parameter>" </tool_call>
+
+</parameter>
+<parameter=days>
+3
+</parameter>
+<parameter=exact>
+True
+</parameter>
+</function>
+</tool_call>
+<tool_call>
+<function=now>
+</function>
+</tool_call>"#,
         markers: THINK,
         thought: "Hm.",
         content: "",
@@ -44,7 +77,7 @@ pub const SAMPLES: &[Sample] = &[
     Sample {
         format: "llama3_json",
         reasoning: "none",
-        output: "<|python_tag|>{\"name\": \"weather\", \"parameters\": {\"city\": \"Bern; {\", \"days\": 1}}; {\"type\": \"function\", \"name\": \"now\", \"parameters\": {}}",
+        output: r#"<|python_tag|>{"name": "weather", "parameters": {"city": "Bern; {", "days": 1}}; {"type": "function", "name": "now", "parameters": {}}"#,
         markers: &["<|python_tag|>"],
         thought: "",
         content: "",
@@ -53,7 +86,7 @@ pub const SAMPLES: &[Sample] = &[
     Sample {
         format: "pythonic",
         reasoning: "none",
-        output: "[weather(city='O\\'Hare [1]', days=2, list=[1, (2, None), {'a': True},], share=1.5), now()]",
+        output: r#"[weather(city='O\'Hare [1]', days=2, list=[1, (2, None), {'a': True},], share=1.5), now()]"#,
         markers: &["<|python_start|>", "<|python_end|>"],
         thought: "",
         content: "",
@@ -68,7 +101,7 @@ pub const SAMPLES: &[Sample] = &[
     Sample {
         format: "mistral",
         reasoning: "none",
-        output: "I look. [TOOL_CALLS] [{\"name\": \"weather\", \"arguments\": {\"city\": \"[Bern]\"}}, {\"name\": \"now\", \"arguments\": {}, \"id\": \"abcdefghi\"}]",
+        output: r#"I look. [TOOL_CALLS] [{"name": "weather", "arguments": {"city": "[Bern]"}}, {"name": "now", "arguments": {}, "id": "abcdefghi"}]"#,
         markers: &["[TOOL_CALLS]"],
         thought: "",
         content: "I look. ",
@@ -77,7 +110,7 @@ pub const SAMPLES: &[Sample] = &[
     Sample {
         format: "mistral",
         reasoning: "mistral",
-        output: "[THINK]Hm.[/THINK][TOOL_CALLS]weather[CALL_ID]AbC123xyZ[ARGS]{\"city\": \"[TOOL_CALLS]\"}[TOOL_CALLS]now[ARGS]{}",
+        output: r#"[THINK]Hm.[/THINK][TOOL_CALLS]weather[CALL_ID]AbC123xyZ[ARGS]{"city": "[TOOL_CALLS]"}[TOOL_CALLS]now[ARGS]{}"#,
         markers: &["[TOOL_CALLS]", "[THINK]", "[/THINK]", "[CALL_ID]", "[ARGS]"],
         thought: "Hm.",
         content: "",
@@ -86,7 +119,14 @@ pub const SAMPLES: &[Sample] = &[
     Sample {
         format: "deepseek",
         reasoning: "think",
-        output: "I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{\"city\": \"```\"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        output: r#"I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather
+```json
+{"city": "```"}
+```<｜tool▁call▁end｜>
+<｜tool▁call▁begin｜>function<｜tool▁sep｜>now
+```json
+{}
+```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"#,
         markers: DEEPSEEK,
         thought: "",
         content: "I look.",
@@ -95,7 +135,7 @@ pub const SAMPLES: &[Sample] = &[
     Sample {
         format: "deepseek",
         reasoning: "think",
-        output: "<think>Hm.</think>I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{\"city\": \"<｜tool▁call▁end｜>\"}<｜tool▁call▁end｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        output: r#"<think>Hm.</think>I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "<｜tool▁call▁end｜>"}<｜tool▁call▁end｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"#,
         markers: DEEPSEEK,
         thought: "Hm.",
         content: "I look.",
@@ -104,7 +144,16 @@ pub const SAMPLES: &[Sample] = &[
     Sample {
         format: "dsml",
         reasoning: "think",
-        output: "<think>Hm.</think>I look.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"weather\">\n<｜DSML｜parameter name=\"city\" string=\"true\">12 </｜DSML｜parameter></｜DSML｜parameter>\n<｜DSML｜parameter name=\"days\" string=\"false\">5</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name=\"now\">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        output: r#"<think>Hm.</think>I look.
+
+<｜DSML｜function_calls>
+<｜DSML｜invoke name="weather">
+<｜DSML｜parameter name="city" string="true">12 </｜DSML｜parameter></｜DSML｜parameter>
+<｜DSML｜parameter name="days" string="false">5</｜DSML｜parameter>
+</｜DSML｜invoke>
+<｜DSML｜invoke name="now">
+</｜DSML｜invoke>
+</｜DSML｜function_calls>"#,
         markers: &["<think>", "</think>"],
         thought: "Hm.",
         content: "I look.\n\n",
@@ -113,7 +162,13 @@ pub const SAMPLES: &[Sample] = &[
     Sample {
         format: "dsml",
         reasoning: "think",
-        output: "<｜DSML｜ calls>\n<｜DSML｜ invoke name=\"weather\">\n<｜DSML｜ parameter name=\"options\" string=\"false\">{\"a\": [1]}</｜DSML｜ parameter>\n</｜DSML｜ invoke>\n<｜DSML｜ invoke name=\"now\">\n</｜DSML｜ invoke>\n</｜DSML｜ calls>",
+        output: r#"<｜DSML｜ calls>
+<｜DSML｜ invoke name="weather">
+<｜DSML｜ parameter name="options" string="false">{"a": [1]}</｜DSML｜ parameter>
+</｜DSML｜ invoke>
+<｜DSML｜ invoke name="now">
+</｜DSML｜ invoke>
+</｜DSML｜ calls>"#,
         markers: &[],
         thought: "",
         content: "",
@@ -122,7 +177,16 @@ pub const SAMPLES: &[Sample] = &[
     Sample {
         format: "glm",
         reasoning: "think",
-        output: "<think>Hm.</think>\nI look.\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Bern</arg_value> 1</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call>",
+        output: r#"<think>Hm.</think>
+I look.
+<tool_call>weather
+<arg_key>city</arg_key>
+<arg_value>Bern</arg_value> 1</arg_value>
+<arg_key>days</arg_key>
+<arg_value>3</arg_value>
+</tool_call>
+<tool_call>now
+</tool_call>"#,
         markers: GLM,
         thought: "Hm.",
         content: "I look.\n",
@@ -131,7 +195,9 @@ pub const SAMPLES: &[Sample] = &[
     Sample {
         format: "glm",
         reasoning: "think",
-        output: "<tool_call>weather<arg_key>city</arg_key><arg_value>\n12\n</arg_value><arg_key>list</arg_key><arg_value>[1, \"a\"]</arg_value></tool_call><tool_call>now</tool_call>",
+        output: r#"<tool_call>weather<arg_key>city</arg_key><arg_value>
+12
+</arg_value><arg_key>list</arg_key><arg_value>[1, "a"]</arg_value></tool_call><tool_call>now</tool_call>"#,
         markers: GLM,
         thought: "",
         content: "",
@@ -140,7 +206,7 @@ pub const SAMPLES: &[Sample] = &[
     Sample {
         format: "kimi",
         reasoning: "think",
-        output: "I look.<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:3<|tool_call_argument_begin|>{\"city\": \"Bern\"}<|tool_call_end|><|tool_call_begin|>functions.now:4<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+        output: r#"I look.<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:3<|tool_call_argument_begin|>{"city": "Bern"}<|tool_call_end|><|tool_call_begin|>functions.now:4<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>"#,
         markers: &[
             "<|tool_calls_section_begin|>",
             "<|tool_call_begin|>",
@@ -155,7 +221,18 @@ pub const SAMPLES: &[Sample] = &[
     Sample {
         format: "minimax",
         reasoning: "think",
-        output: "<think>\nHm.\n</think>\n\n<minimax:tool_call>\n<invoke name=\"weather\">\n<parameter name=\"city\">Bern \"</parameter>\"</parameter>\n<parameter name=\"maybe\">7</parameter>\n</invoke>\n<invoke name=\"now\">\n</invoke>\n</minimax:tool_call>",
+        output: r#"<think>
+Hm.
+</think>
+
+<minimax:tool_call>
+<invoke name="weather">
+<parameter name="city">Bern "</parameter>"</parameter>
+<parameter name="maybe">7</parameter>
+</invoke>
+<invoke name="now">
+</invoke>
+</minimax:tool_call>"#,
         markers: &["<think>", "</think>", "<minimax:tool_call>", "</minimax:tool_call>"],
         thought: "Hm.",
         content: "",
@@ -164,7 +241,7 @@ pub const SAMPLES: &[Sample] = &[
     Sample {
         format: "harmony",
         reasoning: "none",
-        output: "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{\"city\": \"Bern\"}<|call|><|start|>assistant<|channel|>analysis to=functions.now code<|message|>{}<|call|>",
+        output: r#"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Bern"}<|call|><|start|>assistant<|channel|>analysis to=functions.now code<|message|>{}<|call|>"#,
         markers: &[
             "<|start|>",
             "<|end|>",

@@ -5,7 +5,7 @@ use tutti_formats::{Answer, Event};
 
 use crate::{
     samples::SAMPLES,
-    support::{WORD, dialect, events, request, tokens},
+    support::{WORD, answer, dialect, events, request, tokens},
 };
 
 /// Events with the texts of one kind joined, across pieces.
@@ -56,12 +56,12 @@ fn check(format: &str, reasoning: &str, markers: &[&str], output: &str, cuts: &d
     let expected = joined(events(dialect.parser(request()), &whole));
     let streamed = joined(events(dialect.parser(request()), &divided(&whole, cuts)));
     assert_eq!(streamed, expected, "{format}: {output}");
-    let answer = |events: Vec<Event>| {
+    let sum = |events: Vec<Event>| {
         let mut answer = Answer::default();
         answer.extend(events);
         answer
     };
-    assert_eq!(answer(streamed), answer(expected));
+    assert_eq!(sum(streamed), sum(expected));
 }
 
 #[test]
@@ -157,6 +157,20 @@ proptest! {
         let markers = if are_tokens { sample.markers } else { &[] };
         let output = fragments.concat();
         check(sample.format, sample.reasoning, markers, &output, &|number| cuts[number % cuts.len()]);
+    }
+
+    #[test]
+    fn without_calls_all_is_content(
+        fragments in prop::collection::vec(select(fragments()), 0..12),
+        cuts in prop::collection::vec(any::<bool>(), 64),
+        format in select(vec!["hermes", "qwen_xml", "glm", "llama3_json", "pythonic", "mistral"]),
+    ) {
+        let output = fragments.concat();
+        let pieces = divided(&tokens(&output, &[]), &|number| cuts[number % cuts.len()]);
+        let answer = answer(dialect(format, "none", &[]).parser(request()), &pieces);
+        if answer.calls.is_empty() {
+            prop_assert_eq!(answer.content, output);
+        }
     }
 
     #[test]
