@@ -108,6 +108,11 @@ impl Cursor {
         self.with(|shared| shared.buffer.examined)
     }
 
+    /// Number of bytes that are not consumed, or may be given back.
+    pub fn kept(&self) -> usize {
+        self.with(|shared| shared.buffer.kept())
+    }
+
     // The reader's end.
 
     /// Waits for another piece. `Err` at the end of the output.
@@ -315,6 +320,26 @@ impl Cursor {
 
     /// Takes one JSON value. It is passed on as it arrives.
     pub async fn json(&self, mut take: impl FnMut(&mut Output, &str)) -> Result<(), Break> {
+        self.json_while(|output, part| {
+            take(output, part);
+            true
+        })
+        .await
+    }
+
+    /// Takes one JSON value of a bounded length. A longer one breaks its call.
+    pub async fn held_json(&self) -> Result<String, Break> {
+        let mut held = String::new();
+        let read = self.json_while(|_, part| {
+            held.push_str(part);
+            held.len() <= MAX_HELD
+        });
+        read.await?;
+        Ok(held)
+    }
+
+    /// Takes one JSON value, as long as `take` takes its parts.
+    async fn json_while(&self, mut take: impl FnMut(&mut Output, &str) -> bool) -> Result<(), Break> {
         let mut value = JsonValue::default();
         loop {
             let extent = self.with(|Shared { buffer, output, .. }| {
@@ -327,9 +352,9 @@ impl Cursor {
                     Extent::Whole(taken) | Extent::Broken(taken) => taken,
                     Extent::Open => segment.text.len(),
                 };
-                take(output, &segment.text[..taken]);
+                let goes_on = take(output, &segment.text[..taken]);
                 buffer.consume(taken);
-                extent
+                if goes_on { extent } else { Extent::Broken(taken) }
             });
             match extent {
                 Extent::Whole(_) => return Ok(()),
@@ -338,19 +363,5 @@ impl Cursor {
                 Extent::Open => {}
             }
         }
-    }
-
-    /// Takes one JSON value of a bounded length.
-    pub async fn held_json(&self) -> Result<String, Break> {
-        let mut held = String::new();
-        let mut too_long = false;
-        let read = self.json(|_, part| {
-            too_long |= held.len() + part.len() > MAX_HELD;
-            if !too_long {
-                held.push_str(part);
-            }
-        });
-        read.await?;
-        if too_long { Err(Break::Malformed) } else { Ok(held) }
     }
 }

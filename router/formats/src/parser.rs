@@ -158,6 +158,11 @@ impl Parser {
         self.cursor.examined()
     }
 
+    /// Number of bytes of the output that the parser keeps, which tests compare with its bounds.
+    pub fn kept_bytes(&self) -> usize {
+        self.cursor.kept()
+    }
+
     fn read(&mut self) {
         if let Some(reading) = &mut self.reading
             && reading.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready()

@@ -47,7 +47,7 @@ pub(super) enum Match {
 impl Buffer {
     /// Appends text. Consumed text is removed first.
     pub fn push(&mut self, text: &str) {
-        let base = self.anchor.unwrap_or(self.at).min(self.at);
+        let base = self.base();
         if base > 0 {
             self.text.drain(..base);
             self.at -= base;
@@ -64,6 +64,16 @@ impl Buffer {
         self.push("");
         self.tokens.push_back((self.text.len(), id));
         self.text.push_str(text);
+    }
+
+    /// Number of bytes that the next piece leaves here.
+    pub fn kept(&self) -> usize {
+        self.text.len() - self.base()
+    }
+
+    /// Offset of the first byte that is needed.
+    fn base(&self) -> usize {
+        self.anchor.unwrap_or(self.at).min(self.at)
     }
 
     /// The text that is not consumed.

@@ -15,7 +15,11 @@ const MANY: usize = 10_000;
 const PER_BYTE: u64 = 4;
 const PER_PIECE: u64 = 320;
 
-/// Checks that the work is linear in the output, in pieces of `size` characters. Returns the answer.
+/// Bytes that may be kept of an output: a call's arguments before its name, and its header.
+const MOST_KEPT: usize = 70 << 10;
+
+/// Checks that the work is linear in the output, in pieces of `size` characters, and what is kept of it is bounded.
+/// Returns the answer.
 fn linear(format: &str, output: &str, size: usize) -> Answer {
     let mut parser = dialect(format, "think", &[]).parser(request());
     let mut answer = Answer::default();
@@ -24,6 +28,7 @@ fn linear(format: &str, output: &str, size: usize) -> Answer {
     for piece in characters.chunks(size) {
         answer.extend(parser.push(WORD, &piece.iter().collect::<String>()));
         pieces += 1;
+        assert!(parser.kept_bytes() <= MOST_KEPT, "{format}: keeps {} bytes", parser.kept_bytes());
     }
     let most = PER_BYTE * output.len() as u64 + PER_PIECE * pieces;
     let examined = parser.examined_bytes();
@@ -101,6 +106,7 @@ fn endless_arguments_are_not_held() {
                 let Event::Arguments { json_fragment, .. } = event else { panic!("{format}: {event:?}") };
                 received += json_fragment.len();
             }
+            assert!(parser.kept_bytes() <= MOST_KEPT, "{format}: keeps {} bytes", parser.kept_bytes());
         }
         assert!(received >= 200 << 10, "{format}: {received}");
     }
