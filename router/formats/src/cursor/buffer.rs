@@ -142,10 +142,8 @@ impl Buffer {
     pub fn search(&mut self, markers: &Markers) -> Search {
         let bytes = self.text.as_bytes();
         let from = self.at;
-        for start in from..bytes.len() {
-            if !markers.firsts[usize::from(bytes[start])] {
-                continue;
-            }
+        let starts = (from..bytes.len()).filter(|&start| markers.firsts[usize::from(bytes[start])]);
+        for start in starts {
             match self.match_at(start, markers) {
                 Match::Whole { marker, end } => {
                     self.examined += (end - from) as u64;
