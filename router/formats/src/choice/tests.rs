@@ -59,3 +59,34 @@ fn names_and_aliases_differ() {
     names.dedup();
     assert_eq!(names.len(), count);
 }
+
+/// Published templates, and what they show.
+const PUBLISHED: [(&str, Option<&str>, Option<&str>); 12] = [
+    ("deepseekv3", Some("deepseek"), Some("think")),
+    ("deepseek_r1_distill", Some("deepseek"), Some("think")),
+    ("gemma3", None, None),
+    ("glm4moe", Some("glm"), Some("think")),
+    ("gptoss", Some("harmony"), None),
+    ("llama3", None, None),
+    ("llama3_1", Some("llama3_json"), None),
+    ("llama3_2", Some("llama3_json"), None),
+    ("nemotron_3_nano", Some("qwen_xml"), Some("think")),
+    ("qwen2_5", Some("hermes"), None),
+    ("qwen3", Some("hermes"), Some("think")),
+    ("qwen3_8", Some("qwen_xml"), Some("think")),
+];
+
+#[test]
+fn published_templates_show_their_formats() {
+    let Some(root) = std::env::var_os("REFERENCE_TEXTS") else {
+        eprintln!("skipped: REFERENCE_TEXTS is not set (tests/texts/run sets it)");
+        return;
+    };
+    for (family, format, reasoning) in PUBLISHED {
+        let path = std::path::Path::new(&root).join(family).join("chat_template.jinja");
+        let template = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(Format::of_template(&template).map(Format::name), format, "{family}");
+        let kind = crate::Reasoning::choose("auto", Some(&template)).unwrap();
+        assert_eq!(kind.map(|kind| kind.name), reasoning, "{family}");
+    }
+}
