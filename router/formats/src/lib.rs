@@ -53,6 +53,11 @@
 //! - JSON keeps the model's bytes: the order of keys, and the spelling of numbers. Parameters between tags are typed by
 //!   the tool's schema: text streams, and other values are written once they are whole.
 //!
+//! # How a format is added
+//!
+//! A family has a file in `format`, a row in the table of `choice`, and a sample in `tests/formats/samples.rs`, on
+//! which the tests of all formats run.
+//!
 //! # What the caller does
 //!
 //! Stop strings match content, so they are looked for in [`Event::Content`] and never in reasoning or arguments. The

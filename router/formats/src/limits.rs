@@ -1,11 +1,9 @@
 //! Bounds of what a parser holds. Each says what happens to an output that passes it. Together they bound the memory of
 //! one parser to about three times [`MAX_HELD`], whatever the model writes.
 
-/// Bytes of a tool's name or a call's header. A longer one is no call: its text is content.
+/// Bytes of a name: of a tool, a parameter or a member, or a call's header. A longer one is no call, and its text is
+/// content; if the call has begun, it breaks it.
 pub const MAX_NAME: usize = 1 << 10;
-
-/// Bytes of the name of a parameter or member. A longer one breaks its call.
-pub const MAX_KEY: usize = 1 << 10;
 
 /// Bytes of a value that is held until it is whole: of arguments that stand before the name of their call, which is
 /// then no call, and of a parameter that is not a string, which then becomes one.

@@ -3,7 +3,7 @@
 use super::tool_name;
 use crate::{
     cursor::{Break, Cursor},
-    limits::{MAX_HELD, MAX_KEY},
+    limits::MAX_NAME,
     output::Output,
     tools::Tools,
 };
@@ -17,7 +17,7 @@ pub(crate) enum ObjectRules<'a> {
 }
 
 /// Reads a call `{"name": …, "arguments": …}` behind its opening brace. Members may come in any order; arguments before
-/// the name are held. The key `parameters` is Llama's.
+/// the name are held. The key `parameters` is Llama's. Members that say nothing about the call are dropped.
 pub(crate) async fn object(cursor: &Cursor, rules: ObjectRules<'_>) -> Result<(), Break> {
     let mut name: Option<String> = None;
     let mut held: Option<String> = None;
@@ -30,35 +30,33 @@ pub(crate) async fn object(cursor: &Cursor, rules: ObjectRules<'_>) -> Result<()
             continue;
         }
         cursor.expect('"').await?;
-        let key = rest_of_string(cursor, MAX_KEY).await?;
+        let key = rest_of_string(cursor).await?;
         cursor.skip_blank().await?;
         cursor.expect(':').await?;
-        let has_begun = cursor.output(|output| output.in_call());
-        match (key.as_str(), name.take()) {
-            ("name", None) => {
-                cursor.skip_blank().await?;
-                cursor.expect('"').await?;
-                name = Some(tool_name(&rest_of_string(cursor, MAX_KEY).await?)?);
-                if let (Some(arguments), Some(name)) = (held.take(), name.clone()) {
-                    cursor.begin_call(name, None);
-                    cursor.arguments(if arguments == "null" { "{}" } else { &arguments });
-                }
-            }
-            ("arguments" | "parameters", Some(tool)) if !has_begun => {
-                cursor.begin_call(tool.clone(), None);
-                name = Some(tool);
-                arguments(cursor).await?;
-            }
-            ("arguments" | "parameters", None) if held.is_none() => held = Some(spaced_json(cursor).await?),
-            ("type" | "id" | "call_id" | "index", tool) if !has_begun => {
-                name = tool;
-                spaced_json(cursor).await?;
-            }
-            (_, tool) if has_begun => {
-                name = tool;
+        match key.as_str() {
+            _ if cursor.output(|output| output.in_call()) => {
                 cursor.skip_blank().await?;
                 cursor.json(|_, _| {}).await?;
             }
+            "name" if name.is_none() => {
+                cursor.skip_blank().await?;
+                cursor.expect('"').await?;
+                let tool = tool_name(&rest_of_string(cursor).await?)?;
+                if let Some(arguments) = held.take() {
+                    cursor.begin_call(tool.clone(), None);
+                    cursor.arguments(or_empty(&arguments));
+                }
+                name = Some(tool);
+            }
+            "arguments" | "parameters" => match &name {
+                Some(tool) => {
+                    cursor.begin_call(tool.clone(), None);
+                    arguments(cursor).await?;
+                }
+                None if held.is_none() => held = Some(spaced_json(cursor).await?),
+                None => return Err(Break::Malformed),
+            },
+            "type" | "id" | "call_id" | "index" => _ = spaced_json(cursor).await?,
             _ => return Err(Break::Malformed),
         }
     }
@@ -86,7 +84,7 @@ pub(crate) async fn arguments(cursor: &Cursor) -> Result<(), Break> {
     match cursor.peek().await? {
         'n' => {
             let held = cursor.held_json().await?;
-            cursor.arguments(if held == "null" { "{}" } else { &held });
+            cursor.arguments(or_empty(&held));
             Ok(())
         }
         '{' | '[' | '"' | '-' | 't' | 'f' | '0'..='9' => cursor.json(Output::arguments).await,
@@ -97,21 +95,24 @@ pub(crate) async fn arguments(cursor: &Cursor) -> Result<(), Break> {
     }
 }
 
-/// The text of a JSON string behind its opening quote.
-async fn rest_of_string(cursor: &Cursor, longest: usize) -> Result<String, Break> {
+/// The arguments that a model means by a value.
+fn or_empty(arguments: &str) -> &str {
+    if arguments == "null" { "{}" } else { arguments }
+}
+
+/// The text of a short JSON string behind its opening quote.
+async fn rest_of_string(cursor: &Cursor) -> Result<String, Break> {
     let mut json = String::from('"');
     let mut is_escaped = false;
     loop {
         let next = cursor.next().await?;
         json.push(next);
-        match next {
-            '"' if !is_escaped => break,
-            _ => is_escaped = next == '\\' && !is_escaped,
+        if next == '"' && !is_escaped {
+            return serde_json::from_str(&json).map_err(|_| Break::Malformed);
         }
-        if json.len() > longest {
+        if json.len() > MAX_NAME {
             return Err(Break::Malformed);
         }
+        is_escaped = next == '\\' && !is_escaped;
     }
-    const { assert!(MAX_KEY < MAX_HELD) };
-    serde_json::from_str(&json).map_err(|_| Break::Malformed)
 }
