@@ -1,0 +1,74 @@
+//! DeepSeek V3.2 and V4: `<｜DSML｜function_calls>`, in it `<｜DSML｜invoke name="f">` with parameters that say whether
+//! they are text. V4 names the block `tool_calls`; V4.1 writes a space inside each tag and names it ` calls`.
+
+use std::sync::Arc;
+
+use super::{CallFormat, Trigger};
+use crate::{
+    bodies::{Attributes, Tags, parameters, tool_name},
+    cursor::{Break, Cursor, Lexicon, Markers},
+    output::Output,
+    tools::Tools,
+};
+
+pub(crate) struct Dsml {
+    tools: Arc<Tools>,
+    block: Markers,
+    name_end: Markers,
+    tags: Tags,
+}
+
+const BLOCK_ENDS: [&str; 3] = ["</｜DSML｜function_calls>", "</｜DSML｜tool_calls>", "</｜DSML｜ calls>"];
+const CALL_ENDS: [&str; 2] = ["</｜DSML｜invoke>", "</｜DSML｜ invoke>"];
+const CALLS: [&str; 2] = ["<｜DSML｜invoke name=\"", "<｜DSML｜ invoke name=\""];
+const PARAMETERS: [&str; 2] = ["<｜DSML｜parameter name=\"", "<｜DSML｜ parameter name=\""];
+
+impl CallFormat for Dsml {
+    const TRIGGERS: &'static [Trigger] = &[
+        Trigger::Marker("<｜DSML｜function_calls>"),
+        Trigger::Marker("<｜DSML｜tool_calls>"),
+        Trigger::Marker("<｜DSML｜ calls>"),
+    ];
+
+    fn new(lexicon: &mut Lexicon<'_>, tools: Arc<Tools>) -> Self {
+        let between = || PARAMETERS.into_iter().chain(CALL_ENDS).chain(BLOCK_ENDS);
+        Self {
+            tools,
+            block: lexicon.markers(BLOCK_ENDS.into_iter().chain(CALLS)),
+            name_end: lexicon.markers(["\">"]),
+            tags: Tags {
+                between: lexicon.markers(between()),
+                openings: PARAMETERS.len(),
+                key_end: lexicon.markers(["\""]),
+                attributes: Attributes::Typed(lexicon.markers([">"])),
+                close: lexicon.markers(["</｜DSML｜parameter>", "</｜DSML｜ parameter>"]),
+                followers: lexicon.markers(between()),
+                framed: false,
+            },
+        }
+    }
+
+    async fn read(&self, cursor: &Cursor, _: usize) -> Result<(), Break> {
+        cursor.enter_block();
+        while cursor.stream_until(&self.block, Output::text).await? >= BLOCK_ENDS.len() {
+            let mut ends_block = false;
+            cursor.attempt(self.invoke(cursor, &mut ends_block)).await?;
+            if ends_block {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Dsml {
+    async fn invoke(&self, cursor: &Cursor, ends_block: &mut bool) -> Result<(), Break> {
+        let (name, _) = cursor.word_until(&self.name_end).await?;
+        let name = tool_name(&name)?;
+        cursor.begin_call(name.clone(), None);
+        let end = parameters(cursor, &self.tags, &self.tools, &name).await?;
+        *ends_block = end >= PARAMETERS.len() + CALL_ENDS.len();
+        cursor.end_call();
+        Ok(())
+    }
+}

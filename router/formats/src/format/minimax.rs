@@ -1,0 +1,67 @@
+//! MiniMax M2: `<minimax:tool_call><invoke name="f"><parameter name="k">v</parameter></invoke></minimax:tool_call>`.
+
+use std::sync::Arc;
+
+use super::{CallFormat, Trigger};
+use crate::{
+    bodies::{Attributes, Tags, parameters, tool_name},
+    cursor::{Break, Cursor, Lexicon, Markers},
+    output::Output,
+    tools::Tools,
+};
+
+pub(crate) struct MiniMax {
+    tools: Arc<Tools>,
+    block: Markers,
+    name_end: Markers,
+    tags: Tags,
+}
+
+/// Position of the block's end in `block`, and among the markers between parameters.
+const BLOCK_END: usize = 0;
+const BLOCK_END_IN_CALL: usize = 2;
+
+impl CallFormat for MiniMax {
+    const TRIGGERS: &'static [Trigger] = &[Trigger::Marker("<minimax:tool_call>")];
+
+    fn new(lexicon: &mut Lexicon<'_>, tools: Arc<Tools>) -> Self {
+        let between = ["<parameter name=\"", "</invoke>", "</minimax:tool_call>"];
+        Self {
+            tools,
+            block: lexicon.markers(["</minimax:tool_call>", "<invoke name=\""]),
+            name_end: lexicon.markers(["\">"]),
+            tags: Tags {
+                between: lexicon.markers(between),
+                openings: 1,
+                key_end: lexicon.markers(["\">"]),
+                attributes: Attributes::None,
+                close: lexicon.markers(["</parameter>"]),
+                followers: lexicon.markers(between),
+                framed: false,
+            },
+        }
+    }
+
+    async fn read(&self, cursor: &Cursor, _: usize) -> Result<(), Break> {
+        cursor.enter_block();
+        while cursor.stream_until(&self.block, Output::text).await? != BLOCK_END {
+            let mut ends_block = false;
+            cursor.attempt(self.invoke(cursor, &mut ends_block)).await?;
+            if ends_block {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl MiniMax {
+    async fn invoke(&self, cursor: &Cursor, ends_block: &mut bool) -> Result<(), Break> {
+        let (name, _) = cursor.word_until(&self.name_end).await?;
+        let name = tool_name(&name)?;
+        cursor.begin_call(name.clone(), None);
+        *ends_block = parameters(cursor, &self.tags, &self.tools, &name).await? == BLOCK_END_IN_CALL;
+        cursor.end_call();
+        Ok(())
+    }
+}

@@ -1,0 +1,87 @@
+//! Qwen3-Coder, Qwen3.5 and later, Nemotron 3:
+//! `<tool_call>\n<function=f>\n<parameter=k>\nvalue\n</parameter>\n</function>\n</tool_call>`.
+//!
+//! Models leave out `<tool_call>` at times, and then still write the closing marker.
+
+use std::sync::Arc;
+
+use super::{CallFormat, Trigger};
+use crate::{
+    bodies::{Attributes, Tags, parameters, tool_name},
+    cursor::{Break, Cursor, Lexicon, Markers},
+    output::Output,
+    tools::Tools,
+};
+
+pub(crate) struct Qwen {
+    tools: Arc<Tools>,
+    function: Markers,
+    name_end: Markers,
+    tags: Tags,
+    block: Markers,
+    close: Markers,
+}
+
+/// Position of the trigger `<tool_call>`.
+const BLOCK: usize = 0;
+/// Position of `<function=` in `block`.
+const FUNCTION: usize = 1;
+/// Position of `</tool_call>` among the markers between parameters.
+const BLOCK_END: usize = 2;
+
+impl CallFormat for Qwen {
+    const TRIGGERS: &'static [Trigger] = &[Trigger::Marker("<tool_call>"), Trigger::Marker("<function=")];
+
+    fn new(lexicon: &mut Lexicon<'_>, tools: Arc<Tools>) -> Self {
+        Self {
+            tools,
+            function: lexicon.markers(["<function="]),
+            name_end: lexicon.markers([">"]),
+            tags: Tags {
+                between: lexicon.markers(["<parameter=", "</function>", "</tool_call>"]),
+                openings: 1,
+                key_end: lexicon.markers([">"]),
+                attributes: Attributes::None,
+                close: lexicon.markers(["</parameter>"]),
+                followers: lexicon.markers(["<parameter=", "</function>", "</tool_call>"]),
+                framed: true,
+            },
+            block: lexicon.markers(["</tool_call>", "<function="]),
+            close: lexicon.markers(["</tool_call>"]),
+        }
+    }
+
+    async fn read(&self, cursor: &Cursor, trigger: usize) -> Result<(), Break> {
+        if trigger != BLOCK {
+            self.function(cursor).await?;
+            cursor.skip_blank().await?;
+            cursor.next_marker(&self.close).await;
+            return Ok(());
+        }
+        cursor.skip_blank().await?;
+        cursor.next_marker(&self.function).await.ok_or(Break::Malformed)?;
+        if self.function(cursor).await? == BLOCK_END {
+            return Ok(());
+        }
+        while cursor.stream_until(&self.block, Output::text).await? == FUNCTION {
+            let mut end = 0;
+            cursor.attempt(async { self.function(cursor).await.map(|marker| end = marker) }).await?;
+            if end == BLOCK_END {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Qwen {
+    /// Reads a call behind `<function=`. Returns the position of its end among the markers between parameters.
+    async fn function(&self, cursor: &Cursor) -> Result<usize, Break> {
+        let (name, _) = cursor.word_until(&self.name_end).await?;
+        let name = tool_name(&name)?;
+        cursor.begin_call(name.clone(), None);
+        let end = parameters(cursor, &self.tags, &self.tools, &name).await?;
+        cursor.end_call();
+        Ok(end)
+    }
+}

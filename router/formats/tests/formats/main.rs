@@ -1,0 +1,11 @@
+//! All formats: what they make of outputs, of any pieces of them, and of bad ones.
+
+// clippy.toml allows `unwrap` in tests, but does not recognise the shared helpers as tests.
+#![allow(clippy::unwrap_used)]
+
+mod cases;
+mod hostile;
+mod malformed;
+mod samples;
+mod splits;
+mod support;
