@@ -1,6 +1,7 @@
 //! The inputs of a conductor's backend: the checkpoint, and the settings of the workers.
 
 use std::{
+    env,
     path::{Path, PathBuf},
     process,
     sync::Arc,
@@ -95,6 +96,9 @@ fn check_weights(layout: &Layout, workers: &[WorkerSettings]) -> Result<(), Erro
     fit::check_weights(&spawned)
 }
 
+/// Variables that decide which devices and libraries a worker finds.
+const ENVIRONMENT: [&str; 3] = ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "LD_LIBRARY_PATH"];
+
 /// All that determines what the workers of this conductor hold, and how they reach it.
 fn holdings(
     settings: &ConductorSettings,
@@ -115,6 +119,7 @@ fn holdings(
         "worker_listen": value(&settings.membership.worker_listen)?,
         "cluster_tls": value(&settings.cluster_tls)?,
         "successor_timeout": settings.faults.successor_timeout,
+        "environment": ENVIRONMENT.map(|name| env::var_os(name).map(|value| value.display().to_string())),
         "groups": groups.collect::<Result<Vec<_>, Error>>()?,
         "files": state_directory::files_of(&checkpoint.dir),
     }))

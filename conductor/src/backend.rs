@@ -62,12 +62,14 @@ pub struct Outliving {
 }
 
 /// Kills the workers that are left when the value is dropped. A conductor that ends by itself, with an error or without
-/// one, leaves none; only one that is killed or crashes does.
+/// one, leaves none; only one that is killed or panics does.
 struct LeavesNone(Arc<StateDirectory>);
 
 impl Drop for LeavesNone {
     fn drop(&mut self) {
-        self.0.kill_all();
+        if !std::thread::panicking() {
+            self.0.kill_all();
+        }
     }
 }
 

@@ -3,8 +3,8 @@
 //! It has mode 0700 and holds the sockets of the cluster, a lock and a record. The conductor keeps the file `lock`
 //! locked for its whole life, so that one conductor at a time has the directory. `record.json` (mode 0600) has the
 //! secret of spawned workers, their processes, and all that determines what they hold. A successor takes the workers
-//! over if it would start equal ones. Otherwise it ends them, and starts anew: a restart with another model or flag shall
-//! serve that model, and not fail until the old workers have given up.
+//! over if it would start equal ones. Otherwise it ends them, and starts anew: a restart with another model or flag
+//! shall serve that model, and not fail until the old workers have given up.
 
 mod record;
 mod survivor;
@@ -125,6 +125,8 @@ impl StateDirectory {
                     "ending the workers of the conductor before"
                 );
             }
+            // All are killed before the first is awaited, so that they end at the same time.
+            survivors.values().for_each(Survivor::kill);
             for (_, survivor) in std::mem::take(&mut survivors) {
                 survivor.end().await;
             }

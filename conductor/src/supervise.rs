@@ -3,8 +3,8 @@
 //! Without a [state directory](crate::state_directory), a child must not outlive its conductor, however the conductor
 //! ends. Three mechanisms end the child: the *lifeline* (a pipe to the child's stdin: the child exits when the pipe
 //! closes), the parent-death signal (which also ends a stopped child), and the end of the child's stream to the
-//! conductor. Linux sends the parent-death signal when the *thread* that spawned the child ends, so children are spawned
-//! and awaited on one thread that runs as long as the process.
+//! conductor. Linux sends the parent-death signal when the *thread* that spawned the child ends, so children are
+//! spawned and awaited on one thread that runs as long as the process.
 
 mod backoff;
 mod child;
@@ -39,9 +39,6 @@ const GRACE: Duration = Duration::from_secs(5);
 const GIVEN_UP: Duration = Duration::from_secs(600);
 /// Time within which a new child must join. Loading does not count, because a child joins before it loads the model.
 const JOINING: Duration = Duration::from_secs(60);
-/// Time within which a worker of the conductor before must join. It tries several times per second, but first ends the
-/// step that it is in.
-const JOINING_AGAIN: Duration = Duration::from_secs(30);
 /// Time between two checks of a child's presence in the cluster.
 const CHECK_EVERY: Duration = Duration::from_millis(200);
 
@@ -181,7 +178,10 @@ impl RankSupervisor {
             }
             let born = Instant::now();
             let (child, joining) = match survivor.take() {
-                Some(survivor) => (Child::inherit(survivor), JOINING_AGAIN),
+                // It tries several times per second, but first ends the step that it is in.
+                Some(survivor) => {
+                    (Child::inherit(survivor), JOINING + self.cluster.limits().faults.hang_timeout())
+                }
                 None => (Child::spawn(&self.command, self.rank, self.directory.as_deref()).await, JOINING),
             };
             let ended = match child {

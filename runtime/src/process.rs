@@ -34,8 +34,8 @@ use crate::{
 /// Time after which an idle thread for blocking calls ends. A thread that has encoded texts keeps a cache of words,
 /// several megabytes, until its end.
 const BLOCKING_THREAD_IDLE: Duration = Duration::from_secs(2);
-// Idle threads take turns with the check of watched files. So up to `BLOCKING_THREAD_IDLE / CHECKED_EVERY` of them never
-// end.
+// Idle threads take turns with the check of watched files. So up to `BLOCKING_THREAD_IDLE / CHECKED_EVERY` of them
+// never end.
 const _: () = assert!(BLOCKING_THREAD_IDLE.as_millis() <= 2 * CHECKED_EVERY.as_millis());
 
 /// An executable that serves clients.

@@ -85,10 +85,13 @@ def test_a_request_has_one_id_in_all_logs_and_a_line_when_it_ends(start, tmp_pat
     # An operator's cancel is named in the conductor's log like its request.
     carol = {"authorization": "Bearer three"}
     with router.client.stream("POST", "/v1/completions", json=asked, headers={"x-request-id": "unwanted"}) as stream:
-        assert next(stream.iter_lines()).startswith("data: ")
+        # The iterator is kept, because its end closes the stream.
+        events = stream.iter_lines()
+        assert next(events).startswith("data: ")
         recent = router.client.get("/cluster/requests", headers=carol).json()["requests"]
         (number,) = [it["request"] for it in recent if it["request_id"] == "unwanted"]
-        assert router.client.post(f"/cluster/requests/{number}/cancel", headers=carol).status_code == 204
+        answer = router.client.post(f"/cluster/requests/{number}/cancel", headers=carol)
+        assert answer.status_code == 204, answer.text
     wait_for("the line of the cancel", lambda: [entry for entry in lines(cluster) if entry.get("request_id") == "unwanted"
                                                and entry["message"] == "an operator has cancelled the request"])
 

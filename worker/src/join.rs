@@ -160,9 +160,10 @@ async fn try_join(dial: &Dial, joining: &Joining) -> Result<Joined, Error> {
         token.add_to(request.metadata_mut().as_mut());
     }
     let mut inbound = client.join(request).await.map_err(|status| broken(status, joining))?.into_inner();
-    let Some(pb::ConductorMessage { message: Some(FromConductor::Welcome(welcome)) }) =
-        inbound.message().await?
-    else {
+    let first = inbound.message().await.map_err(|status| broken(status, joining))?;
+    // A conductor that dies now has ended the stream.
+    let first = first.ok_or_else(|| Error::unavailable("the conductor has ended the stream"))?;
+    let Some(FromConductor::Welcome(welcome)) = first.message else {
         return Err(Error::internal("the conductor's first message is not a Welcome"));
     };
     let settings: WorkerSettings = serde_json::from_str(&welcome.settings_json).map_err(|e| {

@@ -38,14 +38,15 @@ pub async fn serve_all(
     shutdown: &Shutdown,
 ) -> Result<Result<(), Error>, Error> {
     let mut kept: Option<KeptEngine> = None;
-    let mut deadline = Instant::now() + patience;
+    // While the first conductor lives, joining it takes as long as it takes.
+    let mut deadline = None;
     loop {
         joining.arrival = kept.as_ref().map_or(Arrival::New, KeptEngine::arrival);
         let joined = tokio::select! {
             joined = join::join(&joining) => joined?,
             outcome = engine_ended(&mut kept) => return Ok(outcome),
             () = shutdown.begun() => return Ok(Ok(())),
-            () = sleep_until(deadline) => return Err(nobody_came(patience)),
+            () = passed(deadline) => return Err(nobody_came(patience)),
         };
         let orphaned = match serve(joined, kept.take(), shutdown).await {
             Served::Ended(outcome) => return Ok(outcome),
@@ -53,13 +54,22 @@ pub async fn serve_all(
         };
         let Orphaned { mut engine, why, launched } = *orphaned;
         tracing::warn!(%why, wait_s = patience.as_secs(), "the conductor is gone: waiting for the next one");
-        deadline = Instant::now() + patience;
+        let until = Instant::now() + patience;
+        deadline = Some(until);
         if launched {
             // The engine may hang in a step.
-            let abandoned = timeout_at(deadline, engine.abandon()).await;
+            let abandoned = timeout_at(until, engine.abandon()).await;
             abandoned.unwrap_or_else(|_| Err(nobody_came(patience)))?;
         }
         kept = Some(engine);
+    }
+}
+
+/// Completes once the deadline has passed, and never without one.
+async fn passed(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -28,6 +28,9 @@ const CHUNKS: usize = 64;
 const TRANSITIONS: usize = 2 * CHUNKS;
 /// Number of transitions, including the end, of a request that runs on one worker and is prefilled in one chunk.
 const USUAL_TRANSITIONS: usize = 4;
+/// Maximum number of requests in progress in an answer of `GetRequests`. The oldest ones are those that somebody looks
+/// for.
+const ANSWERED_RUNNING: usize = 1024;
 /// Maximum number of ended requests in an answer of `GetRequests`.
 const ANSWERED: usize = 64;
 /// Bytes of an error's message that are recorded.
@@ -185,10 +188,10 @@ impl Recent {
         Some(self.find(id)?.transitions.first()?.at_us)
     }
 
-    /// All requests in progress, and the last ones that have ended. The newest is first.
+    /// The oldest requests in progress, and the last ones that have ended. The newest is first.
     fn running_and_last(&self) -> Vec<pb::RecentRequest> {
         let ended = self.ended.iter().rev().take(ANSWERED);
-        let mut answer: Vec<_> = self.running.values().chain(ended).cloned().collect();
+        let mut answer: Vec<_> = self.running.values().take(ANSWERED_RUNNING).chain(ended).cloned().collect();
         answer.sort_unstable_by_key(|request| std::cmp::Reverse(request.request));
         answer
     }

@@ -3,7 +3,7 @@
 //! A model writes one text. Markers in it set reasoning and calls off from content, and each family of models has its
 //! own. This crate turns the tokens of an output into [`Event`]s as they arrive:
 //!
-//! ```
+//! ```text
 //! use tutti_formats::{Answer, Dialect, Event, Format, Reasoning, Request, Vocabulary};
 //!
 //! let template = "… <tool_call>{\"name\": …, \"arguments\": …}</tool_call> … </think> …";
@@ -21,7 +21,6 @@
 //! answer.extend(parser.finish(""));
 //! assert_eq!(answer.content, "I look.");
 //! assert_eq!((answer.calls[0].name.as_str(), answer.calls[0].arguments.as_str()), ("now", "{}"));
-//! # Ok::<(), tutti_formats::Refusal>(())
 //! ```
 //!
 //! # How an output is read

@@ -1,8 +1,8 @@
 """Kills a conductor under streams behind a router, with workers that outlive it and with workers that do not.
 
-A router, a conductor and simulated workers serve streams, and each token is compared with the expected one. In the middle the
-conductor gets SIGKILL, and another one is started at once, as by systemd. Prints, as JSON, the longest time between two
-events of a stream after the kill, and the prompt tokens that workers computed again.
+A router, a conductor and simulated workers serve streams, and each token is compared with the expected one. In the
+middle the conductor gets SIGKILL, and another one is started at once, as by systemd. Prints, as JSON, the longest time
+between two events of a stream after the kill, and the prompt tokens that workers computed again.
 """
 
 import argparse

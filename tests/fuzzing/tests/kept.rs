@@ -4,9 +4,13 @@
 use std::{
     fs, panic,
     path::Path,
-    process::Command,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    process::{self, Command},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        mpsc::{self, RecvTimeoutError},
+    },
+    thread,
+    time::Duration,
 };
 
 use tutti_fuzzing::{Target, check, is_of_templates, made_seeds, remove_files};
@@ -41,6 +45,27 @@ fn inputs(name: &str) -> Vec<(String, Vec<u8>)> {
     inputs
 }
 
+/// Ends the process with the name of the input that has not ended in time. Returns the channel for the names of inputs,
+/// each of which stands for the end of the one before.
+fn watchdog(target: &str) -> mpsc::Sender<String> {
+    let (begun, begins) = mpsc::channel::<String>();
+    let target = target.to_owned();
+    thread::spawn(move || {
+        let mut input = String::new();
+        loop {
+            match begins.recv_timeout(MAX_TIME) {
+                Ok(next) => input = next,
+                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => {
+                    eprintln!("finding: the input {input} of `{target}` takes over {MAX_TIME:?}");
+                    process::abort();
+                }
+            }
+        }
+    });
+    begun
+}
+
 fn run_all(name: &str) {
     let _alone = lock(&RUNNING);
     let target = Target::named(name).expect("the target exists");
@@ -53,12 +78,12 @@ fn run_all(name: &str) {
             lock(&PANIC).get_or_insert_with(|| panic.to_string());
         }
     }));
+    let begun = watchdog(name);
     let finding = inputs.into_iter().find_map(|(file, input)| {
-        let start = Instant::now();
+        begun.send(file.clone()).expect("the watchdog listens");
         let caught = panic::catch_unwind(|| check(target, &input));
-        let late = (start.elapsed() > MAX_TIME).then(|| format!("the input takes {:?}", start.elapsed()));
         let panicked = lock(&PANIC).take();
-        panicked.or(late).or_else(|| caught.err().map(|_| "a panic".to_owned())).map(|what| (file, what))
+        panicked.or_else(|| caught.err().map(|_| "a panic".to_owned())).map(|what| (file, what))
     });
     panic::set_hook(end);
     remove_files();

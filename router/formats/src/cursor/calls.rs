@@ -29,6 +29,12 @@ impl Cursor {
                         output.end_call();
                     }
                     output.text(kept);
+                    if result == Err(Break::End) {
+                        // What might have begun a marker is text, too: nobody reads on.
+                        let rest = buffer.rest().len();
+                        output.text(buffer.rest());
+                        buffer.consume(rest);
+                    }
                 }
             }
         });

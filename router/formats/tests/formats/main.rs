@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod cases;
+mod example;
 mod hostile;
 mod malformed;
 mod samples;

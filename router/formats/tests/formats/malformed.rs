@@ -136,3 +136,17 @@ fn text_between_parameters_is_content() {
     assert_eq!(calls(&answer), [("weather", "{\"days\": 1}")]);
     assert_eq!(answer.content, "first\n");
 }
+
+#[test]
+fn an_output_that_ends_before_its_call_has_a_name_is_text_to_its_last_byte() {
+    for (format, output) in [
+        ("glm", "<tool_call><"),
+        ("glm", "<tool_call>wea</tool_"),
+        ("hermes", "<tool_call>{\"na"),
+        ("qwen_xml", "<tool_call><function=wea<"),
+        ("mistral", "[TOOL_CALLS]wea[AR"),
+    ] {
+        let answer = read(format, output);
+        assert_eq!((answer.content.as_str(), answer.calls.len()), (output, 0), "{format}");
+    }
+}
