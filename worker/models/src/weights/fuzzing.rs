@@ -7,7 +7,7 @@ use tutti_kernels::collective::GroupRank;
 
 use super::{Role, SafetensorsDir, TensorSpec, header::Header, safetensors::indexed_paths};
 
-/// Parses the header of a file. Checks that [`Header`] accepts every header that the safetensors crate accepts, with
+/// Parses the header of a file. Checks that `Header` accepts every header that the safetensors crate accepts, with
 /// the same contents. Also checks that every tensor lies within the file.
 pub fn safetensors_header(file: &[u8]) {
     let parsed = Header::parse(file);
