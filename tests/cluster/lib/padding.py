@@ -34,6 +34,8 @@ def check_padded(start, tmp_path, model, ranks, *device):
     padded.wait_until_idle()
     counted = padded.metrics()["tutti_step_padding_tokens_total"]
     padded.stop()
-    steps = [json.loads(line) for line in trace.with_name("steps.rank0").read_text().splitlines()[1:]]
+    traced = trace.with_name("steps.rank0")
+    assert traced.exists(), f"{sorted(tmp_path.iterdir())}: {padded.log()[-4000:]}"
+    steps = [json.loads(line) for line in traced.read_text().splitlines()[1:]]
     assert {step["tokens"] + step["padding_tokens"] for step in steps} == set(SHAPES)
     assert counted == sum(step["padding_tokens"] for step in steps) > 0
