@@ -23,13 +23,19 @@ fn escape(text: &str, pattern: &mut String) {
     for c in text.chars() {
         match c {
             c if c.is_control() => pattern.push_str(&format!("\\x{{{:x}}}", u32::from(c))),
-            c if c.is_alphanumeric() || c == ' ' || c == '_' || !c.is_ascii() => pattern.push(c),
-            c => {
+            // No other one: `\<` and `\>` are boundaries of words.
+            c if regex_syntax_has(c) => {
                 pattern.push('\\');
                 pattern.push(c);
             }
+            c => pattern.push(c),
         }
     }
+}
+
+/// True if a character has a meaning in regular expressions.
+fn regex_syntax_has(c: char) -> bool {
+    r"\.+*?()|[]{}^$#&-~/".contains(c)
 }
 
 #[cfg(test)]

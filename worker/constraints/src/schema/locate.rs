@@ -5,7 +5,8 @@ use serde_json::{Value, json};
 use super::{Path, children};
 use crate::{error::ConstraintError, limits::LOCATING_COMPILATIONS};
 
-/// The position of the innermost schema that fails alone with the same error as the whole.
+/// An error at the position of the innermost schema that fails alone for the reason of the whole. The library writes the
+/// reason of a schema inside behind that of the schema around it.
 ///
 /// `compile` returns the error of a schema. Each schema inside is compiled with the definitions of the whole; the number of
 /// compilations is bounded, and where it is used up, the position is the one that was found so far.
@@ -18,14 +19,14 @@ pub(crate) fn locate(
     let root = Path::root(root);
     let definitions = ["$schema", "$defs", "definitions"].map(|name| (name, schema.get(name)));
     let mut left = LOCATING_COMPILATIONS;
-    let mut fails = |child: &Value| {
+    let mut error_of = |child: &Value| {
         let mut alone = match child {
-            Value::Bool(true) => return false,
+            Value::Bool(true) => return None,
             Value::Bool(false) => json!({"allOf": [false]}),
             child => child.clone(),
         };
         if left == 0 {
-            return false;
+            return None;
         }
         left -= 1;
         if let Some(members) = alone.as_object_mut() {
@@ -33,20 +34,32 @@ pub(crate) fn locate(
                 members.entry(name).or_insert_with(|| value.clone());
             }
         }
-        compile(&alone).is_some_and(|found| found.message == error.message)
+        compile(&alone)
     };
-    let path = innermost(&root, schema, &mut fails).unwrap_or_else(|| root.to_string());
-    ConstraintError { path, message: error.message }
+    let found = innermost(&root, schema, &error.message, &mut error_of);
+    found.unwrap_or_else(|| ConstraintError::at(root.to_string(), error.message))
 }
 
-/// The position of the innermost failing schema inside one, or `None` if none inside fails.
-fn innermost(path: &Path<'_>, schema: &Value, fails: &mut dyn FnMut(&Value) -> bool) -> Option<String> {
-    // The error carries the position out of the loop over the children.
-    let found = children(path, schema, &mut |path, child| match fails(child) {
-        true => {
-            Err(ConstraintError::at(innermost(path, child, fails).unwrap_or_else(|| path.to_string()), ""))
+/// The error of the innermost schema that fails for a reason inside one, or `None` if none inside does.
+fn innermost(
+    path: &Path<'_>,
+    schema: &Value,
+    reason: &str,
+    error_of: &mut dyn FnMut(&Value) -> Option<ConstraintError>,
+) -> Option<ConstraintError> {
+    // The error carries what was found out of the loop over the children.
+    let found = children(path, schema, &mut |path, child| match error_of(child) {
+        Some(error) if ends_with(reason, &error.message) => {
+            let inside = innermost(path, child, &error.message, error_of);
+            Err(inside.unwrap_or_else(|| ConstraintError::at(path.to_string(), error.message)))
         }
-        false => Ok(()),
+        _ => Ok(()),
     });
-    found.err().map(|error| error.path)
+    found.err()
+}
+
+/// True if a reason is the end of another. The first letter of each is in lower case.
+fn ends_with(whole: &str, reason: &str) -> bool {
+    let at = whole.len().checked_sub(reason.len()).and_then(|at| whole.get(at..));
+    at.is_some_and(|end| end.eq_ignore_ascii_case(reason))
 }
