@@ -1,23 +1,23 @@
-//! Base matchers by content, from which requests with equal constraints are forked.
+//! Compiled constraints by content, from which the matchers of requests are copied.
 
-use std::{collections::HashMap, panic::AssertUnwindSafe};
+use std::collections::HashMap;
 
-use llguidance::{TokenParser, panic_utils};
+use llguidance::TokenParser;
 
 use crate::{
     constraint::{Canonical, Constraint},
     environment::Environment,
     error::ConstraintError,
-    limits::STALE_LEXER_STATES,
-    matcher::Matcher,
+    limits::Fuel,
+    matcher::{Matcher, Progress, lexer_bytes},
 };
 
 /// Compiled constraints, bounded by bytes. The one that was used longest ago is dropped first.
 ///
-/// Matchers of one base share the states of its lexer, which a lock guards: requests find warm states, and threads wait for
-/// one another. So every thread of a pool has a cache of its own.
+/// Each is kept behind its first mask, which is the slowest one, and is then never advanced: a matcher's limits depend on
+/// its own tokens, and not on the requests before it.
 pub struct BaseMatchers {
-    bases: HashMap<Canonical, Base>,
+    bases: HashMap<(Canonical, Fuel), Base>,
     max_bytes: usize,
     clock: u64,
     counts: CacheCounts,
@@ -35,6 +35,7 @@ pub struct CacheCounts {
 /// A compiled constraint at its beginning.
 struct Base {
     parser: TokenParser,
+    bytes: usize,
     used: u64,
 }
 
@@ -53,27 +54,23 @@ impl BaseMatchers {
         environment: &Environment,
         constraint: &Constraint,
     ) -> Result<Matcher, ConstraintError> {
-        self.clock += 1;
-        let key = constraint.canonical();
-        if let Some(base) = self.bases.get_mut(&key)
-            && !base.is_stale()
-        {
-            base.used = self.clock;
-            self.counts.hits += 1;
-            return Ok(environment.matcher(base.parser.clone()));
-        }
-        self.bases.remove(&key);
-        self.counts.compilations += 1;
-        let parser = environment.compile_parser(constraint)?;
-        let matcher = environment.matcher(parser.clone());
-        self.bases.insert(key, Base { parser, used: self.clock });
-        self.shrink();
-        Ok(matcher)
+        self.with_fuel(environment, constraint, Fuel::OF_A_STEP)
     }
 
-    /// Drops a constraint, after a matcher of it has failed. A failure may have left the shared states unusable.
-    pub fn forget(&mut self, constraint: &Constraint) {
-        self.bases.remove(&constraint.canonical());
+    /// A matcher behind the tokens that a request generated before, as after a replay or on another worker. Its masks are
+    /// those of the matcher that committed each of them.
+    ///
+    /// It does not fail where that one did not. What a mask costs depends on the states that were visited before it, and
+    /// without the masks before it, one mask may have to visit what many did. So the fuel of a step is that of as many steps.
+    pub fn replayed(
+        &mut self,
+        environment: &Environment,
+        constraint: &Constraint,
+        tokens: &[u32],
+    ) -> Result<(Matcher, Progress), ConstraintError> {
+        let mut matcher = self.with_fuel(environment, constraint, Fuel::of_a_replay(tokens.len()))?;
+        let progress = matcher.advance(tokens)?;
+        Ok((matcher, progress))
     }
 
     /// Uses since the start.
@@ -91,43 +88,38 @@ impl BaseMatchers {
         self.bases.is_empty()
     }
 
-    /// Size in bytes. It grows while matchers visit new states, so it is computed each time.
+    /// Size in bytes.
     pub fn bytes(&self) -> usize {
-        self.bases.iter().map(|(key, base)| base.bytes(key)).sum()
+        self.bases.values().map(|base| base.bytes).sum()
+    }
+
+    fn with_fuel(
+        &mut self,
+        environment: &Environment,
+        constraint: &Constraint,
+        fuel: Fuel,
+    ) -> Result<Matcher, ConstraintError> {
+        self.clock += 1;
+        let key = (constraint.canonical(), fuel);
+        if let Some(base) = self.bases.get_mut(&key) {
+            base.used = self.clock;
+            self.counts.hits += 1;
+            return Ok(environment.matcher(&base.parser));
+        }
+        self.counts.compilations += 1;
+        let parser = environment.base(constraint, fuel)?;
+        let matcher = environment.matcher(&parser);
+        let bytes = lexer_bytes(&parser) + key.0.bytes() * GRAMMAR_BYTES_PER_BYTE;
+        self.bases.insert(key, Base { parser, bytes, used: self.clock });
+        self.shrink();
+        Ok(matcher)
     }
 
     fn shrink(&mut self) {
-        let mut bytes = self.bytes();
-        while bytes > self.max_bytes {
-            let Some(oldest) =
-                self.bases.iter().min_by_key(|(_, base)| base.used).map(|(key, _)| key.clone())
-            else {
-                return;
-            };
-            if let Some(base) = self.bases.remove(&oldest) {
-                bytes -= base.bytes(&oldest).min(bytes);
-            }
+        while self.bytes() > self.max_bytes {
+            let oldest = self.bases.iter().min_by_key(|(_, base)| base.used);
+            let Some(oldest) = oldest.map(|(key, _)| key.clone()) else { return };
+            self.bases.remove(&oldest);
         }
-    }
-}
-
-impl Base {
-    /// True if new matchers should not share these states: a matcher failed in them, or they are about to reach the limit, which
-    /// would end requests because of what others generated.
-    fn is_stale(&self) -> bool {
-        self.lexer_size().is_none_or(|(states, _)| states > STALE_LEXER_STATES)
-    }
-
-    fn bytes(&self, key: &Canonical) -> usize {
-        let lexer = self.lexer_size().map_or(0, |(_, bytes)| bytes);
-        lexer + key.bytes() * GRAMMAR_BYTES_PER_BYTE
-    }
-
-    /// States and bytes of the lexer. `None` if a matcher has failed in it.
-    fn lexer_size(&self) -> Option<(usize, usize)> {
-        // A panic inside the lock leaves it poisoned, and the library unwraps it.
-        let read = || Ok(self.parser.parser.lexer_stats());
-        let stats = panic_utils::catch_unwind(AssertUnwindSafe(read)).ok().filter(|stats| !stats.error)?;
-        Some((stats.num_states, stats.num_bytes))
     }
 }

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use crate::{
     constraint::{Constraint, Kind, Strictness, Thinking},
     environment::Environment,
-    error::ConstraintError,
+    error::{ConstraintError, NO_TOKEN},
     grammar,
-    limits::{MAX_BYTES, PROBED_TOKENS, STACK_BYTES},
+    limits::{Fuel, MAX_BYTES, PROBED_TOKENS, STACK_BYTES},
     matcher::Progress,
     schema, text_bounds,
     thread::Deadline,
@@ -41,12 +41,15 @@ impl Environment {
     /// Compiles a constraint and matches a few tokens, since some limits hold only then.
     fn probe(&self, constraint: &Constraint, deadline: &Deadline) -> Result<(), ConstraintError> {
         deadline.check()?;
-        let parser = self.parser(grammar::of(constraint, self.special())?)?;
-        let mut matcher = self.matcher(parser);
-        deadline.watch(matcher.cancellation())?;
+        let parser = self.parser(grammar::of(constraint, self.special())?, Fuel::OF_A_STEP)?;
+        let mut matcher = self.matcher(&parser);
+        deadline.watch(matcher.canceller())?;
         let mut words = vec![0; matcher.mask_words()];
         for n in 0..PROBED_TOKENS {
-            matcher.mask(&mut words)?;
+            matcher.mask(&mut words).map_err(|error| match error.message == NO_TOKEN {
+                true => ConstraintError::at("", "allows no finite text"),
+                false => error,
+            })?;
             // From both ends in turn: the first tokens are white space, and a text of white space meets few limits.
             let token = match n % 2 {
                 0 => self.text_tokens(&words).next(),

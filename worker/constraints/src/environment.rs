@@ -3,8 +3,8 @@
 use std::{panic::AssertUnwindSafe, sync::Arc};
 
 use llguidance::{
-    ParserFactory, TokenParser,
-    api::TopLevelGrammar,
+    Logger, ParserFactory, TokenParser,
+    api::{GrammarInit, TopLevelGrammar},
     earley::SlicedBiasComputer,
     panic_utils,
     toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie},
@@ -14,7 +14,7 @@ use crate::{
     constraint::Constraint,
     error::ConstraintError,
     grammar,
-    limits::{STACK_BYTES, parser_limits},
+    limits::{Fuel, STACK_BYTES, parser_limits},
     matcher::Matcher,
     thread,
     vocabulary::{Token, Vocabulary},
@@ -40,11 +40,10 @@ pub(crate) struct Tokens {
 impl Environment {
     /// Prepares a vocabulary.
     pub fn new(vocabulary: &Vocabulary) -> Result<Self, ConstraintError> {
-        let refused = |message: String| ConstraintError::of_library("vocabulary", &message);
         // The trie asserts what it expects of tokens.
         let factory = panic_utils::catch_unwind(AssertUnwindSafe(|| Ok(Self::factory(vocabulary))))
             .unwrap_or_else(|e| Err(e.to_string()))
-            .map_err(refused)?;
+            .map_err(|message| ConstraintError::of_library("vocabulary", &message))?;
         let mut usable = vec![0; vocabulary.tokens().len().div_ceil(32)];
         for (id, token) in vocabulary.tokens().iter().enumerate() {
             if *token != Token::Unused && !vocabulary.ends().contains(&(id as u32)) {
@@ -65,23 +64,38 @@ impl Environment {
     ///
     /// The work is bounded. It runs on a thread of its own, because the library recurses and the caller's stack may be small.
     pub fn compile(&self, constraint: &Constraint) -> Result<Matcher, ConstraintError> {
-        self.compile_parser(constraint).map(|parser| self.matcher(parser))
+        self.base(constraint, Fuel::OF_A_STEP).map(|parser| self.matcher(&parser))
     }
 
-    /// Compiles a constraint on a thread with enough stack.
-    pub(crate) fn compile_parser(&self, constraint: &Constraint) -> Result<TokenParser, ConstraintError> {
+    /// Compiles a constraint and computes its first mask, on a thread with enough stack.
+    pub(crate) fn base(&self, constraint: &Constraint, fuel: Fuel) -> Result<TokenParser, ConstraintError> {
         let grammar = grammar::of(constraint, &self.special)?;
-        thread::on_stack(STACK_BYTES, || self.parser(grammar))?
+        let base = || {
+            let mut parser = self.parser(grammar, fuel)?;
+            parser.compute_mask().map_err(refused)?;
+            Ok(parser)
+        };
+        thread::on_stack(STACK_BYTES, base)?
     }
 
-    /// A matcher at the beginning of a grammar.
-    pub(crate) fn matcher(&self, parser: TokenParser) -> Matcher {
-        Matcher::new(parser, Arc::clone(&self.tokens))
+    /// A matcher in the state of a parser.
+    pub(crate) fn matcher(&self, parser: &TokenParser) -> Matcher {
+        Matcher::copy_of(parser, Arc::clone(&self.tokens))
     }
 
     /// Compiles a grammar on this thread.
-    pub(crate) fn parser(&self, grammar: TopLevelGrammar) -> Result<TokenParser, ConstraintError> {
-        self.factory.create_parser(grammar).map_err(|e| ConstraintError::of_library("", &format!("{e:#}")))
+    pub(crate) fn parser(
+        &self,
+        grammar: TopLevelGrammar,
+        fuel: Fuel,
+    ) -> Result<TokenParser, ConstraintError> {
+        let (grammar, silent) = (GrammarInit::Serialized(grammar), Logger::new(0, 0));
+        let capabilities = InferenceCapabilities::default();
+        let parser =
+            self.factory.create_parser_from_init_ext(grammar, silent, capabilities, parser_limits(fuel));
+        let mut parser = parser.map_err(refused)?;
+        parser.start_without_prompt();
+        Ok(parser)
     }
 
     /// The special tokens' texts with their ids, the longest first.
@@ -102,10 +116,10 @@ impl Environment {
         // Not canonical: the library forces no tokens. See the crate's page.
         let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
         let slices = SlicedBiasComputer::json_slices();
-        let mut factory =
-            ParserFactory::new(&env, InferenceCapabilities::default(), &slices).map_err(|e| e.to_string())?;
-        factory.quiet();
-        *factory.limits_mut() = parser_limits();
-        Ok(factory)
+        ParserFactory::new(&env, InferenceCapabilities::default(), &slices).map_err(|e| e.to_string())
     }
+}
+
+fn refused(error: impl std::fmt::Display) -> ConstraintError {
+    ConstraintError::of_library("", &format!("{error:#}"))
 }

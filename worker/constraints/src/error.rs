@@ -5,6 +5,11 @@ use std::fmt;
 /// Maximum length of a message in bytes. Messages of the library quote the grammar and list tokens.
 const MAX_MESSAGE: usize = 200;
 
+/// The message where a grammar has no token that continues the text.
+pub(crate) const NO_TOKEN: &str = "no token can follow";
+/// The message of work that its time limit has stopped.
+pub(crate) const TOO_LONG: &str = "takes too long";
+
 /// An error of a constraint: its position in the constraint, and what is wrong there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConstraintError {
@@ -43,8 +48,8 @@ impl std::error::Error for ConstraintError {}
 fn shorten(error: &str) -> String {
     let line = error.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("not accepted");
     let line = match line {
-        "panic" | "NoExtensionBias" => "allows no finite text",
-        "Cancelled" | "operation cancelled" => "takes too long",
+        "NoExtensionBias" => NO_TOKEN,
+        "Cancelled" | "operation cancelled" => TOO_LONG,
         _ if line.starts_with("oneOf constraints are not supported") => {
             "oneOf cannot be enforced, since its alternatives may overlap"
         }

@@ -14,14 +14,16 @@
 //! - `grammar`: the constraint as input of `llguidance`, with the thinking block in front of the answer.
 //! - `check`: the whole check, under one time limit.
 //! - `matcher`: the state of one sequence.
-//! - `cache`: base matchers by content, so that requests with equal constraints share a compilation and warm states.
+//! - `cache`: base matchers by content, so that requests with equal constraints share a compilation.
 //!
 //! # Rules for an engine
 //!
 //! - A mask is a function of the constraint and of the committed tokens. Limits count work and not time, so a slow machine
 //!   never changes a mask; what exceeds a limit ends its request with an error, and no other request.
-//! - Only the row of a sequence that is not void is committed, and in order. [`Matcher::replay`] rebuilds the state from
-//!   the generated tokens.
+//! - Only the row of a sequence that is not void is committed, and in order. [`BaseMatchers::replayed`] rebuilds the state
+//!   from the generated tokens, and does not fail where the first matcher did not.
+//! - Matchers share nothing that changes. A process bounds the sum of [`Matcher::bytes`] over its requests, and the time of
+//!   a mask by a [`Canceller`].
 //! - The grammar goes before `min_tokens`: `min_tokens` forbids end tokens, and where [`Allowed::only_ends`] says that nothing
 //!   else may follow, the request ends with `stop` although it is short.
 //! - [`Progress::Finished`] ends a request at once with `stop`, and no end token is sampled.
@@ -52,6 +54,6 @@ pub use self::{
     environment::Environment,
     error::ConstraintError,
     limits::CHECK_TIME,
-    matcher::{Allowed, Matcher, Progress},
+    matcher::{Allowed, Canceller, Matcher, Progress},
     vocabulary::{Declared, Token, Vocabulary},
 };

@@ -33,15 +33,30 @@ pub(crate) const LOCATING_COMPILATIONS: usize = 32;
 /// Stack of a thread that compiles. The library recurses, and a stack overflow would end the process.
 pub(crate) const STACK_BYTES: usize = 32 << 20;
 
-/// States of a lexer at which its base matcher is replaced by a new one: half of the maximum.
-pub(crate) const STALE_LEXER_STATES: usize = MAX_LEXER_STATES / 2;
-/// Maximum states of a lexer, at one to two kilobytes each.
+/// Maximum states of a lexer, at one to two kilobytes each. Each sequence has a lexer of its own.
 const MAX_LEXER_STATES: usize = 50_000;
 
+/// Work of a lexer that one mask may cause, as a multiple of what a step may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Fuel(u64);
+
+impl Fuel {
+    /// The fuel of one step.
+    pub(crate) const OF_A_STEP: Self = Self(1);
+    /// The library's unit is about 0.1 microseconds.
+    const UNITS_OF_A_STEP: u64 = 50_000;
+
+    /// The fuel of as many steps as a replay has behind it, and of the next one. It is rounded up to a power of two, so that
+    /// replays share compilations.
+    pub(crate) fn of_a_replay(tokens: usize) -> Self {
+        Self((tokens as u64 + 1).next_power_of_two())
+    }
+}
+
 /// The limits of the library. All count work, so that they do not depend on the machine.
-pub(crate) fn parser_limits() -> ParserLimits {
+pub(crate) fn parser_limits(fuel: Fuel) -> ParserLimits {
     ParserLimits {
-        step_lexer_fuel: 50_000,
+        step_lexer_fuel: fuel.0.saturating_mul(Fuel::UNITS_OF_A_STEP),
         max_lexer_states: MAX_LEXER_STATES,
         max_grammar_size: 100_000,
         // Errors with the parser's state and the grammar are too long for clients and quote what others sent.

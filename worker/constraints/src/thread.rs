@@ -6,9 +6,7 @@ use std::{
     time::Instant,
 };
 
-use llguidance::CancellationHandle;
-
-use crate::error::ConstraintError;
+use crate::{error::ConstraintError, matcher::Canceller};
 
 /// Runs work on a thread with this much stack, and waits for it.
 pub(crate) fn on_stack<T: Send>(bytes: usize, work: impl FnOnce() -> T + Send) -> Result<T, ConstraintError> {
@@ -23,7 +21,7 @@ pub(crate) fn on_stack<T: Send>(bytes: usize, work: impl FnOnce() -> T + Send) -
 pub(crate) struct Deadline {
     at: Instant,
     /// The matcher that works now. It stops when the time is over.
-    working: Mutex<Option<CancellationHandle>>,
+    working: Mutex<Option<Canceller>>,
 }
 
 impl Deadline {
@@ -56,8 +54,8 @@ impl Deadline {
     }
 
     /// Lets the time limit stop this matcher from now on.
-    pub(crate) fn watch(&self, handle: Option<CancellationHandle>) -> Result<(), ConstraintError> {
-        *self.working.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = handle;
+    pub(crate) fn watch(&self, canceller: Canceller) -> Result<(), ConstraintError> {
+        *self.working.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(canceller);
         self.check()
     }
 
@@ -71,8 +69,8 @@ impl Deadline {
 
     fn stop(&self) {
         let working = self.working.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some(handle) = working.as_ref() {
-            handle.cancel();
+        if let Some(canceller) = working.as_ref() {
+            canceller.cancel();
         }
     }
 }

@@ -4,7 +4,7 @@ mod support;
 
 use serde_json::{Value, json};
 use support::{Tested, byte_level, of_schema};
-use tutti_constraints::{BaseMatchers, Constraint, Kind, Strictness};
+use tutti_constraints::{Constraint, Kind, Progress, Strictness};
 
 fn refusal(tested: &Tested, constraint: &Constraint) -> String {
     let error = tested.check(constraint).expect_err(&format!("{constraint:?}"));
@@ -73,7 +73,6 @@ fn schemas_that_admit_nothing_are_refused() {
         json!({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}),
         json!({"$ref": "#"}),
         json!({"allOf": [{"$ref": "#"}]}),
-        json!({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}),
     ] {
         let text = refusal(&tested, &of_schema(schema.clone()));
         assert!(text.starts_with("schema"), "{text} of {schema}");
@@ -103,6 +102,23 @@ fn sizes_are_refused_before_anything_is_compiled() {
     assert_eq!(large, "schema: has 70018 bytes; the limit is 65536");
     let brackets = refusal(&tested, &Constraint::new(Kind::Lark(format!("start: {}", "(".repeat(30_000)))));
     assert_eq!(brackets, "grammar: nests brackets 30000 deep; the limit is 64");
+}
+
+/// No document of the schema and no text of the grammar is finite. `max_tokens` ends their requests.
+#[test]
+fn what_never_ends_goes_on_until_it_is_cut() {
+    let tested = Tested::new(byte_level());
+    let schema = json!({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]});
+    for (constraint, text) in [
+        (of_schema(schema), "{\"a\":".repeat(200)),
+        (Constraint::new(Kind::Lark("start: \"a\" start".into())), "a".repeat(500)),
+    ] {
+        assert_eq!(tested.check(&constraint), Ok(()));
+        let mut matcher = tested.environment.compile(&constraint).unwrap();
+        assert_eq!(matcher.advance(&tested.tokens(&text)), Ok(Progress::Continues));
+        let mut words = vec![0; matcher.mask_words()];
+        assert!(!matcher.mask(&mut words).unwrap().may_end);
+    }
 }
 
 /// Nothing of this list may overflow a stack, panic, or take memory without bound. What is accepted works for a while, or
@@ -186,8 +202,7 @@ fn what_is_accepted_is_bounded() {
                 continue;
             }
         }
-        let mut cache = BaseMatchers::new(usize::MAX);
-        let mut matcher = cache.matcher(&tested.environment, &constraint).unwrap();
+        let mut matcher = tested.environment.compile(&constraint).unwrap();
         let mut random = fastrand::Rng::with_seed(1);
         let mut words = vec![0; matcher.mask_words()];
         for _ in 0..40 {
@@ -202,7 +217,7 @@ fn what_is_accepted_is_bounded() {
                 break;
             }
         }
-        assert!(cache.bytes() < 256 << 20, "{} bytes", cache.bytes());
+        assert!(matcher.bytes() < 256 << 20, "{} bytes", matcher.bytes());
     }
     assert!(accepted > 10);
 }

@@ -4,7 +4,7 @@ mod support;
 
 use serde_json::Value;
 use support::{End, Tested, byte_level, is_set, judge, of_schema, schemas, sentence_piece, walk};
-use tutti_constraints::{Constraint, Kind, Token, Whitespace};
+use tutti_constraints::{BaseMatchers, Constraint, Kind, Matcher, Progress, Token, Whitespace};
 
 /// Tokens after which a walk is given up.
 const MOST_TOKENS: usize = 120;
@@ -21,9 +21,9 @@ fn documents_validate_and_masks_have_neither_padding_nor_special_tokens() {
         for schema in schemas::all() {
             let constraint = of_schema(schema.clone());
             assert_eq!(tested.check(&constraint), Ok(()), "{schema}");
-            let base = tested.environment.compile(&constraint).unwrap();
+            let mut cache = BaseMatchers::new(usize::MAX);
             for _ in 0..2 {
-                let mut each = |matcher: &mut tutti_constraints::Matcher, _: &[u32], words: &[u32]| {
+                let mut each = |matcher: &mut Matcher, _: &[u32], words: &[u32]| {
                     let may_end = matcher.is_accepting().unwrap();
                     let tokens = tested.vocabulary.tokens().iter().zip(0..);
                     for (_, id) in tokens.filter(|(token, _)| !matches!(token, Token::Text(_))) {
@@ -31,7 +31,8 @@ fn documents_validate_and_masks_have_neither_padding_nor_special_tokens() {
                         assert_eq!(is_set(words, id), is_end && may_end, "token {id} of {schema}");
                     }
                 };
-                let (tokens, end) = walk(tested, &mut base.fork(), &mut random, MOST_TOKENS, &mut each);
+                let mut matcher = cache.matcher(&tested.environment, &constraint).unwrap();
+                let (tokens, end) = walk(tested, &mut matcher, &mut random, MOST_TOKENS, &mut each);
                 walks += 1;
                 if end == End::Ended {
                     ended += 1;
@@ -56,9 +57,9 @@ fn the_mask_after_a_replay_is_that_of_the_undisturbed_matcher() {
     let tested = Tested::new(byte_level());
     for schema in schemas::all().into_iter().step_by(3) {
         let constraint = of_schema(schema.clone());
-        let fresh = tested.environment.compile(&constraint).unwrap();
+        let mut cache = BaseMatchers::new(usize::MAX);
         let mut masks: Vec<(Vec<u32>, Vec<u32>)> = Vec::new();
-        let mut each = |_: &mut tutti_constraints::Matcher, tokens: &[u32], words: &[u32]| {
+        let mut each = |_: &mut Matcher, tokens: &[u32], words: &[u32]| {
             if tokens.len() % 5 == 0 {
                 masks.push((tokens.to_vec(), words.to_vec()));
             }
@@ -66,8 +67,8 @@ fn the_mask_after_a_replay_is_that_of_the_undisturbed_matcher() {
         let mut undisturbed = tested.environment.compile(&constraint).unwrap();
         walk(&tested, &mut undisturbed, &mut random, 40, &mut each);
         for (tokens, mask) in masks {
-            let mut replayed = fresh.fork();
-            replayed.replay(&tokens).unwrap();
+            let (mut replayed, progress) = cache.replayed(&tested.environment, &constraint, &tokens).unwrap();
+            assert_eq!(progress, Progress::Continues);
             let mut words = vec![0; replayed.mask_words()];
             replayed.mask(&mut words).unwrap();
             assert_eq!(words, mask, "{schema}");

@@ -5,7 +5,7 @@ fn messages_of_the_library_are_one_short_line_in_lower_case() {
     assert_eq!(shorten("Unknown thing\n<state>\nTokens: secret\n</state>"), "unknown thing");
     assert_eq!(shorten("\n\n"), "not accepted");
     assert_eq!(shorten("panic: index out of bounds\n<backtrace>"), "cannot be compiled");
-    assert_eq!(shorten("NoExtensionBias\n<non-verbose/>"), "allows no finite text");
+    assert_eq!(shorten("NoExtensionBias\n<non-verbose/>"), "no token can follow");
     let long = shorten(&"ä".repeat(500));
     assert!(long.len() <= MAX_MESSAGE + '…'.len_utf8() && long.ends_with('…'));
 }

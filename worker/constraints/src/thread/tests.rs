@@ -10,11 +10,11 @@ fn work_that_panics_is_an_error() {
 
 #[test]
 fn the_matcher_that_works_is_stopped_when_the_time_is_over() {
-    let handle = CancellationHandle::default();
+    let canceller = Canceller::default();
     let deadline = Deadline::at(Instant::now() + Duration::from_millis(20));
     let stopped = deadline.run(1 << 20, || {
-        deadline.watch(Some(handle.clone()))?;
-        while !handle.is_cancelled() {
+        deadline.watch(canceller.clone())?;
+        while !canceller.is_cancelled() {
             std::thread::yield_now();
         }
         deadline.check()
@@ -25,5 +25,5 @@ fn the_matcher_that_works_is_stopped_when_the_time_is_over() {
 #[test]
 fn work_that_begins_too_late_is_not_begun() {
     let deadline = Deadline::at(Instant::now());
-    assert!(deadline.watch(None).is_err());
+    assert!(deadline.watch(Canceller::default()).is_err());
 }

@@ -349,7 +349,8 @@ async fn a_rank_takes_only_its_own_share_and_only_by_the_secret() {
     to.worker.commands.send(Command::Cancel(key(2, 1))).await.unwrap();
     assert!(matches!(to.worker.ends().await.1, Outcome::Cancelled(_)));
     let next = to.worker.reserve(3, 60_000).await;
-    let late = push(reserved.ranks[0].port, (reserved.key, secret()), manifest(&reserved), vec![page(0)]).await;
+    let late =
+        push(reserved.ranks[0].port, (reserved.key, secret()), manifest(&reserved), vec![page(0)]).await;
     assert_eq!(late.unwrap_err().code(), Code::NotFound);
     from.worker.launch(prefill(3, &next)).await;
     assert!(matches!(to.worker.ends().await.1, Outcome::Finished(_)));
