@@ -92,7 +92,7 @@ fn check_bounds(constraint: &Constraint) -> Result<(), ConstraintError> {
     match &constraint.kind {
         Kind::JsonObject => Ok(()),
         Kind::JsonSchema { schema, strictness } => schema::check(root(constraint), schema, *strictness),
-        Kind::Regex(pattern) => text_bounds::check_regex(root(constraint), pattern),
+        Kind::Regex(pattern) => text_bounds::check_whole_regex(root(constraint), pattern),
         Kind::Choice(choices) => text_bounds::check_choices(root(constraint), choices),
         Kind::Lark(grammar) => text_bounds::check_lark(root(constraint), grammar),
         Kind::StructuralTags { tags, triggers } => {

@@ -29,6 +29,14 @@ pub(crate) fn check_regex(path: &str, pattern: &str) -> Result<(), ConstraintErr
     })
 }
 
+/// Checks a regular expression that a whole text follows.
+pub(crate) fn check_whole_regex(path: &str, pattern: &str) -> Result<(), ConstraintError> {
+    match unanchored(pattern) {
+        "" => Err(ConstraintError::at(path, "is empty")),
+        _ => check_regex(path, pattern),
+    }
+}
+
 /// A pattern without `^` and `$` around it. A regular expression matches the whole text anyway, and the library refuses
 /// anchors.
 pub(crate) fn unanchored(pattern: &str) -> &str {
@@ -59,8 +67,23 @@ pub(crate) fn check_lark(path: &str, grammar: &str) -> Result<(), ConstraintErro
         return Err(ConstraintError::at(path, "is empty"));
     }
     check_brackets(path, grammar)?;
+    if ends_with_the_request(grammar) {
+        // Which tokens end a request is not the grammar's to say.
+        return Err(ConstraintError::at(
+            path,
+            "has a rule with an empty `stop` or `suffix`, which is not supported",
+        ));
+    }
     // Each rule, terminal and alternative has one of these; texts may have more of them.
     at_most(path, "rules and alternatives", grammar.matches([':', '|']).count(), MAX_RULES)
+}
+
+/// True if a rule's text ends with an end token, which the library writes as an empty `stop`.
+fn ends_with_the_request(grammar: &str) -> bool {
+    ["stop", "suffix"].iter().flat_map(|attribute| grammar.split(attribute).skip(1)).any(|rest| {
+        let value = rest.trim_start().strip_prefix('=').map(str::trim_start);
+        value.is_some_and(|value| value.starts_with("\"\""))
+    })
 }
 
 /// Checks structural tags, apart from their schemas.

@@ -2,9 +2,11 @@
 
 mod support;
 
+use std::thread;
+
 use serde_json::{Value, json};
 use support::{Tested, byte_level, of_schema};
-use tutti_constraints::{Constraint, Kind, Progress, Strictness};
+use tutti_constraints::{Constraint, Kind, Progress, Strictness, StructuralTag};
 
 fn refusal(tested: &Tested, constraint: &Constraint) -> String {
     let error = tested.check(constraint).expect_err(&format!("{constraint:?}"));
@@ -182,6 +184,15 @@ fn what_is_accepted_is_bounded() {
         "start: @answer".to_owned(),
         "(((".to_owned(),
     ];
+    let tag = |n: usize| StructuralTag {
+        begin: format!("<{n}>"),
+        schema: json!({"type": "object", "properties": optional(3)}),
+        end: "</>".into(),
+    };
+    let tags = Kind::StructuralTags {
+        tags: (0..128).map(tag).collect(),
+        triggers: (0..128).map(|n| format!("<{n}>")).collect(),
+    };
     let constraints = schemas
         .into_iter()
         .map(of_schema)
@@ -191,7 +202,11 @@ fn what_is_accepted_is_bounded() {
                 .chain([wide.as_str(), optional_letters.as_str()])
                 .map(|regex| Constraint::new(Kind::Regex(regex.to_owned()))),
         )
-        .chain(grammars.into_iter().map(|grammar| Constraint::new(Kind::Lark(grammar))));
+        .chain(grammars.into_iter().map(|grammar| Constraint::new(Kind::Lark(grammar))))
+        .chain([Constraint::new(tags)])
+        .chain([Constraint::new(Kind::Choice(
+            (0..10_000).map(|n| format!("{:04}", n * 7 % 10_007)).collect(),
+        ))]);
     let mut accepted = 0;
     for constraint in constraints {
         match tested.check(&constraint) {
@@ -202,24 +217,32 @@ fn what_is_accepted_is_bounded() {
                 continue;
             }
         }
-        let mut matcher = tested.environment.compile(&constraint).unwrap();
-        let mut random = fastrand::Rng::with_seed(1);
-        let mut words = vec![0; matcher.mask_words()];
-        for _ in 0..40 {
-            // An error ends this request.
-            let Ok(allowed) = matcher.mask(&mut words) else { break };
-            if allowed.only_ends() {
-                break;
-            }
-            let mut tokens = support::set_tokens(&words);
-            tokens.retain(|token| !tested.vocabulary.ends().contains(token));
-            if matcher.commit(tokens[random.usize(..tokens.len())]).is_err() {
-                break;
-            }
-        }
-        assert!(matcher.bytes() < 256 << 20, "{} bytes", matcher.bytes());
+        // Threads of the standard library have this much stack, and masks are computed on threads of a pool.
+        thread::scope(|scope| {
+            let masks = || follow(&tested, &constraint);
+            thread::Builder::new().stack_size(2 << 20).spawn_scoped(scope, masks).unwrap();
+        });
     }
     assert!(accepted > 10);
+}
+
+/// Follows a constraint for some tokens. An error ends its request.
+fn follow(tested: &Tested, constraint: &Constraint) {
+    let mut matcher = tested.environment.compile(constraint).unwrap();
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut words = vec![0; matcher.mask_words()];
+    for _ in 0..40 {
+        let Ok(allowed) = matcher.mask(&mut words) else { break };
+        if allowed.only_ends() {
+            break;
+        }
+        let mut tokens = support::set_tokens(&words);
+        tokens.retain(|token| !tested.vocabulary.ends().contains(token));
+        if matcher.commit(tokens[random.usize(..tokens.len())]).is_err() {
+            break;
+        }
+    }
+    assert!(matcher.bytes() < 256 << 20, "{} bytes", matcher.bytes());
 }
 
 #[test]

@@ -86,6 +86,28 @@ fn structural_tags_follow_their_triggers_and_free_text_stays_free() {
 }
 
 #[test]
+fn several_triggers_have_each_its_tags() {
+    let tested = Tested::new(byte_level());
+    let tag = |begin: &str, schema| StructuralTag { begin: begin.into(), schema, end: "!".into() };
+    let tags = vec![
+        tag("<f=", json!({"const": 1})),
+        tag("<g=", json!({"const": 2})),
+        tag("<f=<", json!({"const": 3})),
+        tag("<tool_call>", json!({"const": 4})),
+    ];
+    let triggers = texts(&["<f=", "<g=", "<f=<", "<tool_call>"]);
+    let tags = constraint(Kind::StructuralTags { tags, triggers });
+    assert_eq!(tested.check(&tags), Ok(()));
+    for text in ["<f=1! <g=2!<f=<3!", "f=1 <g <tool_call>4!<g=2!", "<<g=2! <"] {
+        assert!(tested.admits(&tags, text), "{text}");
+    }
+    // A trigger in the text before another one is a trigger, too.
+    for text in ["<f=2!", "<g=1! <f=1!", "<g=x <f=1!", "<f=x <tool_call>4!", "<tool_call>1!", "<f=<1!"] {
+        assert!(!tested.admits(&tags, text), "{text}");
+    }
+}
+
+#[test]
 fn a_special_token_in_a_tag_is_that_token() {
     let tested = Tested::new(byte_level());
     let tag = StructuralTag { begin: "<tool_call>".into(), schema: json!({"const": 1}), end: "\n".into() };

@@ -25,14 +25,12 @@ pub(super) fn to_lark(
     special: &[(String, u32)],
 ) -> Result<String, ConstraintError> {
     let mut grammar = String::from("start: call* tail\ntail: FREE\n");
-    // Free text has no trigger: what follows a trigger is a tag.
-    let mut free = String::from(r"FREE: /(.|\n)*/");
-    let mut calls = Vec::new();
+    let (mut texts, mut calls) = (Vec::new(), Vec::new());
     for (t, trigger) in triggers.iter().enumerate() {
         let lead = match &pieces(trigger, special)[..] {
             // The shortest text that ends with the trigger: the text up to its first occurrence.
             [Piece::Text(text)] => {
-                let _ = write!(free, r" & ~(/(.|\n)*/ {} /(.|\n)*/)", literal(text));
+                texts.push(literal(text));
                 format!("lead{t}[lazy]: /(.|\\n)*/ {}\n", literal(text))
             }
             [Piece::Special(id)] => format!("lead{t}: FREE <[{id}]>\n"),
@@ -53,14 +51,20 @@ pub(super) fn to_lark(
             calls.push(format!("call{t}"));
         }
     }
-    let _ = writeln!(grammar, "call: {}\n{free}", calls.join(" | "));
+    let _ = writeln!(grammar, "call: {}", calls.join(" | "));
+    // Free text has no trigger: what follows a trigger is a tag.
+    grammar.push_str(r"FREE: /(.|\n)*/");
+    if !texts.is_empty() {
+        let _ = write!(grammar, r" & ~(/(.|\n)*/ ({}) /(.|\n)*/)", texts.join(" | "));
+    }
+    grammar.push('\n');
     Ok(grammar)
 }
 
-/// Index of the trigger that begins a tag, the longest of several.
+/// Index of the trigger that begins a tag, the shortest of several: it is complete first, and what follows is its tag.
 pub(crate) fn trigger_of(tag: &StructuralTag, triggers: &[String]) -> Option<usize> {
     let begins = |(_, trigger): &(usize, &String)| tag.begin.starts_with(trigger.as_str());
-    triggers.iter().enumerate().filter(begins).max_by_key(|(_, trigger)| trigger.len()).map(|(t, _)| t)
+    triggers.iter().enumerate().filter(begins).min_by_key(|(_, trigger)| trigger.len()).map(|(t, _)| t)
 }
 
 fn sequence(pieces: &[Piece<'_>]) -> String {

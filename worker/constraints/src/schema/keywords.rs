@@ -78,7 +78,8 @@ pub(super) fn check(path: &Path<'_>, schema: &Value) -> Result<(), ConstraintErr
                 return Err(ConstraintError::at(path.to_string(), "cannot be enforced"));
             }
             "$ref" => check_reference(&path, value)?,
-            "format" => check_format(&path, value)?,
+            // Formats of numbers, such as `int32`, are annotations.
+            "format" if holds_strings(schema) => check_format(&path, value)?,
             "pattern" => {
                 if let Some(pattern) = value.as_str() {
                     text_bounds::check_regex(&path.to_string(), pattern)?;
@@ -93,6 +94,15 @@ pub(super) fn check(path: &Path<'_>, schema: &Value) -> Result<(), ConstraintErr
         }
     }
     Ok(())
+}
+
+/// True if a schema's type does not exclude strings.
+fn holds_strings(schema: &Value) -> bool {
+    match schema.get("type") {
+        Some(Value::String(kind)) => kind == "string",
+        Some(Value::Array(kinds)) => kinds.iter().any(|kind| kind == "string"),
+        _ => true,
+    }
 }
 
 fn check_reference(path: &Path<'_>, value: &Value) -> Result<(), ConstraintError> {

@@ -37,6 +37,16 @@ fn keywords_are_found_in_every_schema_and_not_in_values() {
 }
 
 #[test]
+fn a_format_belongs_to_strings() {
+    for kind in [json!("integer"), json!(["number", "null"])] {
+        assert_eq!(check_lenient(json!({"type": kind, "format": "int32"})), Ok(()));
+    }
+    for schema in [json!({"format": "int32"}), json!({"type": ["null", "string"], "format": "int32"})] {
+        assert_eq!(check_lenient(schema).unwrap_err().path, "schema.format");
+    }
+}
+
+#[test]
 fn an_error_is_located_in_the_innermost_schema_that_has_it() {
     let schema =
         json!({"anyOf": [true, {"properties": {"a": {"type": "x"}, "b": true}}], "$defs": {"d": true}});

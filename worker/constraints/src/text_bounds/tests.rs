@@ -22,6 +22,14 @@ fn patterns_are_refused_with_one_short_reason() {
 }
 
 #[test]
+fn a_pattern_for_a_whole_text_is_not_empty() {
+    for pattern in ["", "^", "$", "^$"] {
+        assert_eq!(refusal(check_whole_regex("regex", pattern)), "regex: is empty");
+    }
+    assert_eq!(check_whole_regex("regex", "^a?$"), Ok(()));
+}
+
+#[test]
 fn anchors_around_a_pattern_are_implied() {
     assert_eq!(unanchored("^ab$"), "ab");
     assert_eq!(unanchored(r"ab\$"), r"ab\$");
@@ -40,6 +48,13 @@ fn lists_and_grammars_have_bounds() {
         "choice: has 50000 bytes; the limit is 49152"
     );
     assert_eq!(refusal(check_lark("grammar", " \n")), "grammar: is empty");
+    for attribute in ["stop=\"\"", "capture, stop = \"\"", "suffix=\"\""] {
+        assert_eq!(
+            refusal(check_lark("grammar", &format!("start[{attribute}]: /.*/"))),
+            "grammar: has a rule with an empty `stop` or `suffix`, which is not supported"
+        );
+    }
+    assert_eq!(check_lark("grammar", "start[stop=\"x\"]: /.*/"), Ok(()));
     let rules: String = (0..1025).map(|n| format!("r{n}: \"a\"\n")).collect();
     assert_eq!(
         refusal(check_lark("grammar", &rules)),

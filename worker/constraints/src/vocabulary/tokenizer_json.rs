@@ -11,17 +11,11 @@ enum Spelling {
     ByteLevel,
     /// SentencePiece: a character stands for a space, and `<0x0A>` for a byte.
     SentencePiece { space: String },
-    /// WordPiece: a prefix marks a token that continues a word. All others begin one, behind a space.
-    WordPiece { continuation: String },
 }
 
 impl Spelling {
     fn of(json: &Value) -> Result<Self, ConstraintError> {
         let model = &json["model"];
-        if model["type"] == "WordPiece" || json["decoder"]["type"] == "WordPiece" {
-            let prefix = model["continuing_subword_prefix"].as_str().unwrap_or("##");
-            return Ok(Self::WordPiece { continuation: prefix.to_owned() });
-        }
         let decoders = parts(&json["decoder"], "decoders");
         let pre_tokenizers = parts(&json["pre_tokenizer"], "pretokenizers");
         let has = |kind: &str| decoders.iter().any(|decoder| decoder["type"] == kind);
@@ -40,6 +34,7 @@ impl Spelling {
         {
             return Ok(Self::SentencePiece { space: space.unwrap_or("▁").to_owned() });
         }
+        // WordPiece's decoder joins and cleans words, so the bytes of a token depend on those around it.
         Err(invalid("has a decoder whose tokens have no known bytes"))
     }
 
@@ -49,10 +44,6 @@ impl Spelling {
             Self::SentencePiece { space } => match fallback_byte(token) {
                 Some(byte) => vec![byte],
                 None => token.replace(space.as_str(), " ").into_bytes(),
-            },
-            Self::WordPiece { continuation } => match token.strip_prefix(continuation.as_str()) {
-                Some(rest) => rest.as_bytes().to_vec(),
-                None => format!(" {token}").into_bytes(),
             },
         }
     }

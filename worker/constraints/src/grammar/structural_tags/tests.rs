@@ -9,9 +9,10 @@ fn texts_are_divided_at_the_longest_special_tokens() {
 }
 
 #[test]
-fn a_tag_belongs_to_its_longest_trigger() {
+fn a_tag_belongs_to_its_shortest_trigger() {
     let tag = StructuralTag { begin: "<f=x>".into(), schema: true.into(), end: String::new() };
     let triggers = ["<".to_owned(), "<f=".to_owned(), "other".to_owned()];
-    assert_eq!(trigger_of(&tag, &triggers), Some(1));
+    assert_eq!(trigger_of(&tag, &triggers), Some(0));
+    assert_eq!(trigger_of(&tag, &triggers[1..]), Some(0));
     assert_eq!(trigger_of(&tag, &triggers[2..]), None);
 }
