@@ -123,3 +123,6 @@ impl BaseMatchers {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

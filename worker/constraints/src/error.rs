@@ -53,6 +53,7 @@ fn shorten(error: &str) -> String {
         _ if line.starts_with("oneOf constraints are not supported") => {
             "oneOf cannot be enforced, since its alternatives may overlap"
         }
+        _ if line.starts_with("lexer precomputation failed") => "is too complex to compile",
         _ if line.starts_with("panic: ") => "cannot be compiled",
         _ => line,
     };

@@ -66,6 +66,16 @@ fn what_the_library_refuses_has_a_position_too() {
 }
 
 #[test]
+fn a_pattern_over_the_limit_of_work_is_refused() {
+    let tested = Tested::new(byte_level());
+    let pattern = refusal(&tested, &Constraint::new(Kind::Regex("a?".repeat(4000))));
+    assert!(pattern.ends_with("is too complex to compile") || pattern.contains("too many"), "{pattern}");
+    let members: Value = (0..1000).map(|n| (format!("m{n}"), json!({"type": "string"}))).collect();
+    let members = refusal(&tested, &of_schema(json!({"type": "object", "properties": members})));
+    assert!(members.starts_with("schema: ") && members.contains("max is 2000"), "{members}");
+}
+
+#[test]
 fn schemas_that_admit_nothing_are_refused() {
     let tested = Tested::new(byte_level());
     for schema in [

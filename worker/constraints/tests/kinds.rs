@@ -51,6 +51,46 @@ fn a_grammar_in_lark_is_followed() {
 }
 
 #[test]
+fn attributes_of_rules_survive_a_replay() {
+    let tested = Tested::new(byte_level());
+    let lark = "start: a b c\na[stop=\"x\"]: /[a-w]*/\nb[max_tokens=2]: /[0-9]*/\nc[lazy]: /.*/ \"!\"\n";
+    let lark = constraint(Kind::Lark(lark.into()));
+    assert_eq!(tested.check(&lark), Ok(()));
+    let tokens = tested.tokens("abcx00value!");
+    let mut cache = BaseMatchers::new(usize::MAX);
+    let mut first = cache.matcher(&tested.environment, &lark).unwrap();
+    let (mut words, mut replayed_words) = (vec![0; first.mask_words()], vec![0; first.mask_words()]);
+    for (n, &token) in tokens.iter().enumerate() {
+        first.mask(&mut words).unwrap();
+        let (mut replayed, _) = cache.replayed(&tested.environment, &lark, &tokens[..n]).unwrap();
+        replayed.mask(&mut replayed_words).unwrap();
+        assert_eq!(words, replayed_words, "{n}");
+        assert!(is_set(&words, token), "{n}");
+        first.commit(token).unwrap();
+    }
+    assert!(first.is_finished());
+}
+
+#[test]
+fn a_matcher_that_is_stopped_fails_and_no_other_one() {
+    fn is_shared_by_threads<T: Send + Sync>(_: &T) {}
+    fn moves_between_threads<T: Send>(_: &T) {}
+    let tested = Tested::new(byte_level());
+    is_shared_by_threads(&tested.environment);
+    let mut cache = BaseMatchers::new(usize::MAX);
+    let mut matcher = || cache.matcher(&tested.environment, &constraint(Kind::JsonObject)).unwrap();
+    let (mut stopped, mut other) = (matcher(), matcher());
+    moves_between_threads(&stopped);
+    let canceller = stopped.canceller();
+    std::thread::spawn(move || canceller.cancel()).join().unwrap();
+    let mut words = vec![0; stopped.mask_words()];
+    assert_eq!(stopped.mask(&mut words).unwrap_err().to_string(), "takes too long");
+    assert_eq!(stopped.commit(tested.tokens("{")[0]).unwrap_err().to_string(), "takes too long");
+    assert!(!stopped.is_finished() && stopped.bytes() == 0);
+    assert!(other.mask(&mut words).is_ok() && matcher().mask(&mut words).is_ok());
+}
+
+#[test]
 fn a_range_of_tokens_has_neither_padding_nor_ends() {
     let tested = Tested::new(byte_level());
     let any = constraint(Kind::Lark("start: \"a\" <[*]> \"b\"\n".into()));

@@ -24,15 +24,13 @@ pub(super) fn to_lark(
     triggers: &[String],
     special: &[(String, u32)],
 ) -> Result<String, ConstraintError> {
-    let mut grammar = String::from("start: call* tail\ntail: FREE\n");
-    let (mut texts, mut calls) = (Vec::new(), Vec::new());
+    // Free text goes on until a trigger is complete: its lead takes the shortest text, and lexers prefer that to the longest.
+    let mut grammar = String::from("start: call* tail\ntail: FREE\nFREE: /(.|\\n)*/\n");
+    let mut calls = Vec::new();
     for (t, trigger) in triggers.iter().enumerate() {
         let lead = match &pieces(trigger, special)[..] {
             // The shortest text that ends with the trigger: the text up to its first occurrence.
-            [Piece::Text(text)] => {
-                texts.push(literal(text));
-                format!("lead{t}[lazy]: /(.|\\n)*/ {}\n", literal(text))
-            }
+            [Piece::Text(text)] => format!("lead{t}[lazy]: /(.|\\n)*/ {}\n", literal(text)),
             [Piece::Special(id)] => format!("lead{t}: FREE <[{id}]>\n"),
             _ => {
                 let path = format!("structural_tag.triggers[{t}]");
@@ -52,12 +50,6 @@ pub(super) fn to_lark(
         }
     }
     let _ = writeln!(grammar, "call: {}", calls.join(" | "));
-    // Free text has no trigger: what follows a trigger is a tag.
-    grammar.push_str(r"FREE: /(.|\n)*/");
-    if !texts.is_empty() {
-        let _ = write!(grammar, r" & ~(/(.|\n)*/ ({}) /(.|\n)*/)", texts.join(" | "));
-    }
-    grammar.push('\n');
     Ok(grammar)
 }
 
