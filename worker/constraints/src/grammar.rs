@@ -9,7 +9,6 @@ use serde_json::{Map, Value, json};
 use crate::{
     constraint::{Constraint, Kind, Thinking, Whitespace},
     error::ConstraintError,
-    text_bounds,
 };
 
 /// The option of the library in a schema. Schemas of clients must not have it.
@@ -49,7 +48,7 @@ fn answer(
     let grammar = match &constraint.kind {
         Kind::JsonObject => of_schema(&json!({"type": "object"}), whitespace),
         Kind::JsonSchema { schema, .. } => of_schema(schema, whitespace),
-        Kind::Regex(pattern) => GrammarWithLexer::from_regex(text_bounds::unanchored(pattern)),
+        Kind::Regex(pattern) => GrammarWithLexer::from_regex(pattern),
         Kind::Choice(choices) => GrammarWithLexer::from_regex(&lark::any_of(choices)),
         Kind::Lark(grammar) => GrammarWithLexer::from_lark(grammar.clone()),
         Kind::StructuralTags { tags, triggers } => {

@@ -29,21 +29,11 @@ pub(crate) fn check_regex(path: &str, pattern: &str) -> Result<(), ConstraintErr
     })
 }
 
-/// Checks a regular expression that a whole text follows.
+/// Checks a regular expression that a whole text follows. Anchors around it are allowed and mean nothing.
 pub(crate) fn check_whole_regex(path: &str, pattern: &str) -> Result<(), ConstraintError> {
-    match unanchored(pattern) {
+    match pattern.trim_matches(['^', '$']) {
         "" => Err(ConstraintError::at(path, "is empty")),
         _ => check_regex(path, pattern),
-    }
-}
-
-/// A pattern without `^` and `$` around it. A regular expression matches the whole text anyway, and the library refuses
-/// anchors.
-pub(crate) fn unanchored(pattern: &str) -> &str {
-    let pattern = pattern.strip_prefix('^').unwrap_or(pattern);
-    match pattern.strip_suffix('$') {
-        Some(rest) if rest.bytes().rev().take_while(|&byte| byte == b'\\').count() % 2 == 0 => rest,
-        _ => pattern,
     }
 }
 

@@ -23,6 +23,11 @@ fn a_regular_expression_matches_the_whole_text() {
     for text in ["ab/", "xab/1", "ab/1x"] {
         assert!(!tested.admits(&regex, text), "{text}");
     }
+    let anchored = constraint(Kind::Regex("^a$|^b$".into()));
+    assert_eq!(tested.check(&anchored), Ok(()));
+    assert!(tested.admits(&anchored, "b") && !tested.admits(&anchored, "ba"));
+    // An anchor inside the text could never hold.
+    assert!(tested.check(&constraint(Kind::Regex("a^b".into()))).is_err());
 }
 
 #[test]

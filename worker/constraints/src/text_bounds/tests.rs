@@ -30,14 +30,6 @@ fn a_pattern_for_a_whole_text_is_not_empty() {
 }
 
 #[test]
-fn anchors_around_a_pattern_are_implied() {
-    assert_eq!(unanchored("^ab$"), "ab");
-    assert_eq!(unanchored(r"ab\$"), r"ab\$");
-    assert_eq!(unanchored(r"ab\\$"), r"ab\\");
-    assert_eq!(unanchored("ab"), "ab");
-}
-
-#[test]
 fn lists_and_grammars_have_bounds() {
     assert_eq!(refusal(check_choices("choice", &[])), "choice: is empty");
     assert_eq!(refusal(check_choices("choice", &["a".into(), String::new()])), "choice[1]: is empty");
