@@ -14,8 +14,8 @@ use crate::{
 
 /// Compiled constraints, bounded by bytes. The one that was used longest ago is dropped first.
 ///
-/// Each is kept behind its first mask, which is the slowest one, and is then never advanced: a matcher's limits depend on
-/// its own tokens, and not on the requests before it.
+/// Each is kept behind its first mask, which is the slowest one, and is then never advanced: a matcher's limits depend
+/// on its own tokens, and not on the requests before it.
 pub struct BaseMatchers {
     bases: HashMap<(Canonical, Fuel), Base>,
     max_bytes: usize,
@@ -57,11 +57,12 @@ impl BaseMatchers {
         self.with_fuel(environment, constraint, Fuel::OF_A_STEP)
     }
 
-    /// A matcher behind the tokens that a request generated before, as after a replay or on another worker. Its masks are
-    /// those of the matcher that committed each of them.
+    /// A matcher behind the tokens that a request generated before, as after a replay or on another worker. Its masks
+    /// are those of the matcher that committed each of them.
     ///
-    /// It does not fail where that one did not. What a mask costs depends on the states that were visited before it, and
-    /// without the masks before it, one mask may have to visit what many did. So the fuel of a step is that of as many steps.
+    /// It does not fail where that one did not. What a mask costs depends on the states that were visited before it,
+    /// and without the masks before it, one mask may have to visit what many did. So the fuel of a step is that of as
+    /// many steps.
     pub fn replayed(
         &mut self,
         environment: &Environment,

@@ -16,8 +16,8 @@ use crate::{
 impl Environment {
     /// Checks a constraint, best in the environment of [`Vocabulary::single_bytes`](crate::Vocabulary::single_bytes).
     ///
-    /// Bounds come first, then the keywords and strict rules of schemas, then a compilation and a few tokens, all within one
-    /// time limit, such as [`CHECK_TIME`](crate::CHECK_TIME). A caller bounds how many checks run at a time.
+    /// Bounds come first, then the keywords and strict rules of schemas, then a compilation and a few tokens, all
+    /// within one time limit, such as [`CHECK_TIME`](crate::CHECK_TIME). A caller bounds how many checks run at a time.
     pub fn check(&self, constraint: &Constraint, limit: Duration) -> Result<(), ConstraintError> {
         let deadline = Deadline::at(Instant::now() + limit);
         deadline.run(STACK_BYTES, || self.check_by_compiling(constraint, &deadline))?

@@ -122,8 +122,8 @@ pub enum Thinking {
     },
 }
 
-/// The canonical form of a constraint, a key by content. Maps compare the content itself, because callers could construct
-/// two contents with one hash.
+/// The canonical form of a constraint, a key by content. Maps compare the content itself, because callers could
+/// construct two contents with one hash.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Canonical(std::sync::Arc<str>);
 

@@ -20,8 +20,8 @@ use crate::{
     vocabulary::{Token, Vocabulary},
 };
 
-/// A vocabulary prepared for masks. It takes up to a second and some sixty megabytes for a vocabulary of 150,000 tokens, so a
-/// process builds one, at its first constrained request.
+/// A vocabulary prepared for masks. It takes up to a second and some sixty megabytes for a vocabulary of 150,000
+/// tokens, so a process builds one, at its first constrained request.
 pub struct Environment {
     factory: ParserFactory,
     tokens: Arc<Tokens>,
@@ -62,7 +62,8 @@ impl Environment {
 
     /// Compiles a constraint that has been checked, and returns the matcher at the beginning.
     ///
-    /// The work is bounded. It runs on a thread of its own, because the library recurses and the caller's stack may be small.
+    /// The work is bounded. It runs on a thread of its own, because the library recurses and the caller's stack may be
+    /// small.
     pub fn compile(&self, constraint: &Constraint) -> Result<Matcher, ConstraintError> {
         self.base(constraint, Fuel::OF_A_STEP).map(|parser| self.matcher(&parser))
     }

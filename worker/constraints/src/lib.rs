@@ -18,22 +18,23 @@
 //!
 //! # Rules for an engine
 //!
-//! - A mask is a function of the constraint and of the committed tokens. Limits count work and not time, so a slow machine
-//!   never changes a mask; what exceeds a limit ends its request with an error, and no other request.
-//! - Only the row of a sequence that is not void is committed, and in order. [`BaseMatchers::replayed`] rebuilds the state
-//!   from the generated tokens, and does not fail where the first matcher did not.
-//! - Matchers share nothing that changes. A process bounds the sum of [`Matcher::bytes`] over its requests, and the time of
-//!   a mask by a [`Canceller`].
-//! - The grammar goes before `min_tokens`: `min_tokens` forbids end tokens, and where [`Allowed::only_ends`] says that nothing
-//!   else may follow, the request ends with `stop` although it is short.
+//! - A mask is a function of the constraint and of the committed tokens. Limits count work and not time, so a slow
+//!   machine never changes a mask; what exceeds a limit ends its request with an error, and no other request.
+//! - Only the row of a sequence that is not void is committed, and in order. [`BaseMatchers::replayed`] rebuilds the
+//!   state from the generated tokens, and does not fail where the first matcher did not.
+//! - Matchers share nothing that changes. A process bounds the sum of [`Matcher::bytes`] over its requests, and the
+//!   time of a mask by a [`Canceller`].
+//! - The grammar goes before `min_tokens`: `min_tokens` forbids end tokens, and where [`Allowed::only_ends`] says that
+//!   nothing else may follow, the request ends with `stop` although it is short.
 //! - [`Progress::Finished`] ends a request at once with `stop`, and no end token is sampled.
 //! - `max_tokens` inside the text ends a request with `length`, and stop strings apply inside the text.
 //!
 //! # Tokens that are forced
 //!
 //! Where the grammar allows one text only, its bytes are forced, but not its tokens: a model may divide the text as it
-//! likes. Appending forced tokens needs the canonical tokens of a text, which [`toktrie`](llguidance::toktrie) asks of the
-//! tokenizer. The environment has no tokenizer and says that it is not canonical, so the library never forces tokens.
+//! likes. Appending forced tokens needs the canonical tokens of a text, which [`toktrie`](llguidance::toktrie) asks of
+//! the tokenizer. The environment has no tokenizer and says that it is not canonical, so the library never forces
+//! tokens.
 
 mod cache;
 mod check;

@@ -46,8 +46,8 @@ impl Fuel {
     /// The library's unit is about 0.1 microseconds.
     const UNITS_OF_A_STEP: u64 = 50_000;
 
-    /// The fuel of as many steps as a replay has behind it, and of the next one. It is rounded up to a power of two, so that
-    /// replays share compilations.
+    /// The fuel of as many steps as a replay has behind it, and of the next one. It is rounded up to a power of two, so
+    /// that replays share compilations.
     pub(crate) fn of_a_replay(tokens: usize) -> Self {
         Self((tokens as u64 + 1).next_power_of_two())
     }

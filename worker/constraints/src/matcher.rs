@@ -23,7 +23,8 @@ enum State {
     Failed(ConstraintError),
 }
 
-/// Stops a matcher from another thread, such as at a time limit. The operation that runs fails, and so does the request.
+/// Stops a matcher from another thread, such as at a time limit. The operation that runs fails, and so does the
+/// request.
 #[derive(Clone, Default)]
 pub struct Canceller(CancellationHandle);
 
@@ -67,8 +68,8 @@ pub enum Progress {
 }
 
 impl Matcher {
-    /// A matcher in the state of a parser. It copies the states of the lexer: a lexer that has reached a limit fails for all
-    /// that share it, so what one client's request visits would end another's.
+    /// A matcher in the state of a parser. It copies the states of the lexer: a lexer that has reached a limit fails
+    /// for all that share it, so what one client's request visits would end another's.
     pub(crate) fn copy_of(parser: &TokenParser, tokens: Arc<Tokens>) -> Self {
         let mut parser = Box::new(parser.deep_clone());
         let canceller = Canceller(parser.enable_cancellation());
@@ -80,8 +81,8 @@ impl Matcher {
         self.tokens.usable.len()
     }
 
-    /// Writes the mask of the next token: bit `t % 32` of word `t / 32` is set if token `t` is allowed. Words behind the
-    /// vocabulary are cleared. Behind the end, the end tokens alone are allowed.
+    /// Writes the mask of the next token: bit `t % 32` of word `t / 32` is set if token `t` is allowed. Words behind
+    /// the vocabulary are cleared. Behind the end, the end tokens alone are allowed.
     ///
     /// # Errors
     ///
@@ -149,8 +150,8 @@ impl Matcher {
         self.run(|parser| Ok(progress(parser) == Progress::Finished || parser.is_accepting()))
     }
 
-    /// Size in bytes of the states that this matcher has visited, the part that grows. A process that bounds the sum over
-    /// its requests is safe from grammars that visit as many as they can.
+    /// Size in bytes of the states that this matcher has visited, the part that grows. A process that bounds the sum
+    /// over its requests is safe from grammars that visit as many as they can.
     pub fn bytes(&self) -> usize {
         match &self.state {
             State::Working(parser) => lexer_bytes(parser),

@@ -1,5 +1,5 @@
-//! Bounds of regular expressions, grammars, choices and structural tags, which hold before anything is parsed. The library's
-//! parsers recurse and allocate.
+//! Bounds of regular expressions, grammars, choices and structural tags, which hold before anything is parsed. The
+//! library's parsers recurse and allocate.
 
 use std::panic::AssertUnwindSafe;
 

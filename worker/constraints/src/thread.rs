@@ -59,7 +59,8 @@ impl Deadline {
         self.check()
     }
 
-    /// Fails if the time is over. A compilation cannot be stopped, but its work is bounded; the time is checked behind it.
+    /// Fails if the time is over. A compilation cannot be stopped, but its work is bounded; the time is checked behind
+    /// it.
     pub(crate) fn check(&self) -> Result<(), ConstraintError> {
         match Instant::now() < self.at {
             true => Ok(()),

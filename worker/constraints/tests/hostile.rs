@@ -1,5 +1,7 @@
 //! Constraints that are meant to harm: each is refused with its reason, or its work is bounded.
 
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
 mod support;
 
 use std::thread;
@@ -133,8 +135,8 @@ fn what_never_ends_goes_on_until_it_is_cut() {
     }
 }
 
-/// Nothing of this list may overflow a stack, panic, or take memory without bound. What is accepted works for a while, or
-/// ends its own request with an error.
+/// Nothing of this list may overflow a stack, panic, or take memory without bound. What is accepted works for a while,
+/// or ends its own request with an error.
 #[test]
 fn what_is_accepted_is_bounded() {
     let tested = Tested::new(byte_level());

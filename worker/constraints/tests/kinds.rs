@@ -1,5 +1,7 @@
 //! The kinds of constraints, their ends, and the thinking block in front of them.
 
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
 mod support;
 
 use serde_json::json;

@@ -2,6 +2,8 @@
 //!
 //! `REFERENCE_TEXTS` is their folder; without it, the test skips itself and says so.
 
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
 mod support;
 
 use std::{collections::HashMap, env, fs, path::Path};

@@ -1,5 +1,7 @@
 //! Random walks under masks: what ends is valid, and masks do not depend on how a state was reached.
 
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
 mod support;
 
 use serde_json::Value;
@@ -60,7 +62,7 @@ fn the_mask_after_a_replay_is_that_of_the_undisturbed_matcher() {
         let mut cache = BaseMatchers::new(usize::MAX);
         let mut masks: Vec<(Vec<u32>, Vec<u32>)> = Vec::new();
         let mut each = |_: &mut Matcher, tokens: &[u32], words: &[u32]| {
-            if tokens.len() % 5 == 0 {
+            if tokens.len().is_multiple_of(5) {
                 masks.push((tokens.to_vec(), words.to_vec()));
             }
         };

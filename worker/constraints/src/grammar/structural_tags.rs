@@ -24,7 +24,8 @@ pub(super) fn to_lark(
     triggers: &[String],
     special: &[(String, u32)],
 ) -> Result<String, ConstraintError> {
-    // Free text goes on until a trigger is complete: its lead takes the shortest text, and lexers prefer that to the longest.
+    // Free text goes on until a trigger is complete: its lead takes the shortest text, and lexers prefer that to the
+    // longest.
     let mut grammar = String::from("start: call* tail\ntail: FREE\nFREE: /(.|\\n)*/\n");
     let mut calls = Vec::new();
     for (t, trigger) in triggers.iter().enumerate() {

@@ -5,8 +5,8 @@ use serde_json::Value;
 use super::Path;
 use crate::{error::ConstraintError, grammar::OPTIONS, text_bounds};
 
-/// Keywords of any draft that cannot be enforced. The library refuses most of them, without their position, and ignores those
-/// that the schema's own draft does not know.
+/// Keywords of any draft that cannot be enforced. The library refuses most of them, without their position, and ignores
+/// those that the schema's own draft does not know.
 const NOT_ENFORCED: [&str; 22] = [
     "$dynamicRef",
     "$recursiveRef",

@@ -5,11 +5,11 @@ use serde_json::{Value, json};
 use super::{Path, children};
 use crate::{error::ConstraintError, limits::LOCATING_COMPILATIONS};
 
-/// An error at the position of the innermost schema that fails alone for the reason of the whole. The library writes the
-/// reason of a schema inside behind that of the schema around it.
+/// An error at the position of the innermost schema that fails alone for the reason of the whole. The library writes
+/// the reason of a schema inside behind that of the schema around it.
 ///
-/// `compile` returns the error of a schema. Each schema inside is compiled with the definitions of the whole; the number of
-/// compilations is bounded, and where it is used up, the position is the one that was found so far.
+/// `compile` returns the error of a schema. Each schema inside is compiled with the definitions of the whole; the
+/// number of compilations is bounded, and where it is used up, the position is the one that was found so far.
 pub(crate) fn locate(
     root: &str,
     schema: &Value,

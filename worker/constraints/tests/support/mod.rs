@@ -1,5 +1,6 @@
 //! Vocabularies made for tests, and a sampler that walks under masks.
 
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 #![allow(dead_code, reason = "each test uses some of it")]
 
 pub mod judge;
@@ -177,13 +178,16 @@ pub enum End {
     Cut,
 }
 
-/// Draws tokens under masks. `each` sees the matcher, the tokens before the mask, and the mask.
+/// A look at a walk: the matcher, the tokens before the mask, and the mask.
+pub type Look<'a> = dyn FnMut(&mut Matcher, &[u32], &[u32]) + 'a;
+
+/// Draws tokens under masks.
 pub fn walk(
     tested: &Tested,
     matcher: &mut Matcher,
     random: &mut fastrand::Rng,
     most: usize,
-    each: &mut dyn FnMut(&mut Matcher, &[u32], &[u32]),
+    each: &mut Look<'_>,
 ) -> (Vec<u32>, End) {
     let mut words = vec![0; matcher.mask_words()];
     let mut tokens = Vec::new();
