@@ -15,7 +15,7 @@ use crate::{
     error::ConstraintError,
     grammar,
     limits::{Fuel, STACK_BYTES, parser_limits},
-    matcher::Matcher,
+    matcher::{Matcher, failed},
     thread,
     vocabulary::{Token, Vocabulary},
 };
@@ -43,7 +43,7 @@ impl Environment {
         // The trie asserts what it expects of tokens.
         let factory = panic_utils::catch_unwind(AssertUnwindSafe(|| Ok(Self::factory(vocabulary))))
             .unwrap_or_else(|e| Err(e.to_string()))
-            .map_err(|message| ConstraintError::of_library("vocabulary", &message))?;
+            .map_err(|message| ConstraintError::of_library("vocabulary", message))?;
         let mut usable = vec![0; vocabulary.tokens().len().div_ceil(32)];
         for (id, token) in vocabulary.tokens().iter().enumerate() {
             if *token != Token::Unused && !vocabulary.ends().contains(&(id as u32)) {
@@ -73,7 +73,7 @@ impl Environment {
         let grammar = grammar::of(constraint, &self.special)?;
         let base = || {
             let mut parser = self.parser(grammar, fuel)?;
-            parser.compute_mask().map_err(refused)?;
+            panic_utils::catch_unwind(AssertUnwindSafe(|| parser.compute_mask())).map_err(failed)?;
             Ok(parser)
         };
         thread::on_stack(STACK_BYTES, base)?
@@ -94,7 +94,7 @@ impl Environment {
         let capabilities = InferenceCapabilities::default();
         let parser =
             self.factory.create_parser_from_init_ext(grammar, silent, capabilities, parser_limits(fuel));
-        let mut parser = parser.map_err(refused)?;
+        let mut parser = parser.map_err(failed)?;
         parser.start_without_prompt();
         Ok(parser)
     }
@@ -119,8 +119,4 @@ impl Environment {
         let slices = SlicedBiasComputer::json_slices();
         ParserFactory::new(&env, InferenceCapabilities::default(), &slices).map_err(|e| e.to_string())
     }
-}
-
-fn refused(error: impl std::fmt::Display) -> ConstraintError {
-    ConstraintError::of_library("", &format!("{error:#}"))
 }

@@ -26,8 +26,9 @@ impl ConstraintError {
     }
 
     /// An error of the library, without the parts that quote its state.
-    pub(crate) fn of_library(path: impl Into<String>, error: &str) -> Self {
-        Self::at(path, shorten(error))
+    pub(crate) fn of_library(path: impl Into<String>, error: impl fmt::Display) -> Self {
+        // With the causes, where the error has some.
+        Self::at(path, shorten(&format!("{error:#}")))
     }
 }
 

@@ -195,6 +195,7 @@ fn progress(parser: &TokenParser) -> Progress {
     }
 }
 
-fn failed(error: impl std::fmt::Display) -> ConstraintError {
-    ConstraintError::of_library("", &format!("{error:#}"))
+/// An error of the library at work.
+pub(crate) fn failed(error: impl std::fmt::Display) -> ConstraintError {
+    ConstraintError::of_library("", error)
 }

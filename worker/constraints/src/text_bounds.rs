@@ -25,7 +25,7 @@ pub(crate) fn check_regex(path: &str, pattern: &str) -> Result<(), ConstraintErr
         // The last line of the parser's error says what is wrong; those before it draw the position.
         let reason =
             error.lines().rev().find_map(|line| line.trim().strip_prefix("error: ")).unwrap_or(&error);
-        ConstraintError::of_library(path, &format!("is no regular expression: {reason}"))
+        ConstraintError::of_library(path, format!("is no regular expression: {reason}"))
     })
 }
 
