@@ -61,10 +61,10 @@ def computed(conductor):
 
 
 async def measure(directory, flags, count):
-    env = {"TUTTI_SIM__FIXED_US": str(STEP_US), "TUTTI_FLEET__RECOVERY_MS": "90000", "TUTTI_FLEET__POLL_MS": "100"}
+    env, patient = {"TUTTI_SIM__FIXED_US": str(STEP_US)}, {"TUTTI_FLEET__RECOVERY_MS": "90000", "TUTTI_FLEET__POLL_MS": "100"}
     conductors = [Server("conductor", flags, directory, env)]
     first = conductors[0]
-    router = Server("router", ["--conductor", f"http://{first.cluster}"], directory, env)
+    router = Server("router", ["--conductor", f"http://{first.cluster}"], directory, patient)
     try:
         for server in (first, router):
             await asyncio.to_thread(server.wait_until_ready)
