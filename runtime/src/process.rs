@@ -33,10 +33,10 @@ use crate::{
 
 /// Time after which an idle thread for blocking calls ends. A thread that has encoded texts keeps a cache of words,
 /// several megabytes, until its end.
-const BLOCKING_THREAD_IDLE: Duration = Duration::from_secs(2);
-// Idle threads take turns with the check of watched files. So up to `BLOCKING_THREAD_IDLE / CHECKED_EVERY` of them
-// never end.
-const _: () = assert!(BLOCKING_THREAD_IDLE.as_millis() <= 2 * CHECKED_EVERY.as_millis());
+const BLOCKING_THREAD_IDLE: Duration = Duration::from_millis(500);
+// The check of watched files wakes one idle thread. If threads were idle for longer, that check would keep some of them
+// for ever.
+const _: () = assert!(BLOCKING_THREAD_IDLE.as_millis() < CHECKED_EVERY.as_millis());
 
 /// An executable that serves clients.
 pub struct Executable<S> {
