@@ -45,7 +45,7 @@ pub struct StateDirectory {
     record: Mutex<Record>,
 }
 
-/// What a conductor takes over from the one before it, or begins with.
+/// The workers and secrets that a conductor takes over from the one before it, or begins with.
 #[derive(Debug)]
 pub struct Inheritance {
     /// The secret of spawned workers.
@@ -175,10 +175,10 @@ impl StateDirectory {
                 return None;
             }
         };
-        let record = serde_json::from_str::<Record>(&text);
+        let record = Record::parse(&text);
         record
             .inspect_err(|error| {
-                tracing::warn!(%error, "the conductor before was of another version; its workers end by themselves");
+                tracing::warn!(%error, "the record of the conductor before is no record; its workers end by themselves");
             })
             .ok()
     }
@@ -203,7 +203,7 @@ fn options() -> fs::OpenOptions {
     options
 }
 
-/// What determines the content of a checkpoint's files: names, sizes and times of change.
+/// The names, sizes and times of change of a checkpoint's files. Equal values stand for equal contents.
 pub fn files_of(directory: &Path) -> Value {
     let Ok(entries) = fs::read_dir(directory) else { return Value::Null };
     let mut files = serde_json::Map::new();
@@ -216,7 +216,7 @@ pub fn files_of(directory: &Path) -> Value {
     Value::Object(files)
 }
 
-/// What identifies an executable: size and time of change.
+/// The size and time of change of an executable. Equal values stand for the same build.
 pub fn executable(path: &Path) -> Value {
     path.metadata().map_or(Value::Null, |found| described(&found))
 }

@@ -73,7 +73,7 @@ def test_streams_survive_a_killed_conductor_and_its_workers_go_on_with_the_next(
     else:
         undisturbed_by(router, replace)
     (second,) = nexts
-    # The same processes, none of them started again.
+    # No process has been started again.
     assert first.workers_by_rank() == workers
     assert second.workers() == [] and second.metrics()["tutti_workers_ready"] == len(workers)
     assert second.metrics().get("tutti_worker_restarts_total", 0) == 0

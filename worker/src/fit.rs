@@ -62,7 +62,7 @@ pub fn check_weights(groups: &[WorkerGroup<'_>]) -> Result<(), Error> {
     let check = MemoryCheck::of(groups.iter().map(|group| group.settings));
     match memory::allocatable() {
         Some(free) if need.bytes() > free.bytes => {
-            check.refuse(need.refused(&free.to_string(), MemoryKind::Host { total: free.total }))
+            check.apply(need.refused(&free.to_string(), MemoryKind::Host { total: free.total }))
         }
         _ => Ok(()),
     }
@@ -85,10 +85,10 @@ pub(crate) fn check_rank<D: Device>(
         (None, None) => return Ok(()),
     };
     let check = MemoryCheck::of([settings]);
-    if need.bytes() > bytes { check.refuse(need.refused(&said, kind)) } else { Ok(()) }
+    if need.bytes() > bytes { check.apply(need.refused(&said, kind)) } else { Ok(()) }
 }
 
-/// What happens to a model for which there is not enough memory.
+/// The treatment of a model for which there is not enough memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MemoryCheck {
     /// The model is refused.
@@ -99,12 +99,12 @@ enum MemoryCheck {
 
 impl MemoryCheck {
     fn of<'a>(settings: impl IntoIterator<Item = &'a WorkerSettings>) -> Self {
-        let is_off = settings.into_iter().any(|settings| settings.weights.no_memory_check);
+        let is_off = settings.into_iter().all(|settings| settings.weights.no_memory_check);
         if is_off { Self::Warns } else { Self::Refuses }
     }
 
     /// Returns the refusal, or logs it if it is only a warning.
-    fn refuse(self, refusal: Error) -> Result<(), Error> {
+    fn apply(self, refusal: Error) -> Result<(), Error> {
         match self {
             Self::Refuses => Err(refusal),
             Self::Warns => {

@@ -29,10 +29,26 @@ pub struct Record {
     pub workers: BTreeMap<u32, ProcessId>,
 }
 
+/// The part of a record by which any version finds the processes.
+#[derive(Default, Deserialize)]
+struct Processes {
+    boot: String,
+    workers: BTreeMap<u32, ProcessId>,
+}
+
 impl Record {
     /// A record without workers.
     pub fn of_this_boot() -> Self {
         Self { boot: boot(), ..Self::default() }
+    }
+
+    /// Reads a record. One of another version has the workers alone, so that they are ended: nothing is known of what
+    /// they hold.
+    pub fn parse(text: &str) -> serde_json::Result<Self> {
+        serde_json::from_str(text).or_else(|_| {
+            let Processes { boot, workers } = serde_json::from_str(text)?;
+            Ok(Self { boot, workers, ..Self::default() })
+        })
     }
 
     /// The workers that run.

@@ -106,3 +106,22 @@ fn the_first_difference_is_named() {
     assert_eq!(difference(&before, &fewer).as_deref(), Some(r#"model was "a", and is null"#));
     assert_eq!(difference(&fewer, &before).as_deref(), Some(r#"model was null, and is "a""#));
 }
+
+#[tokio::test]
+async fn workers_in_a_record_of_another_version_are_ended() {
+    let parent = tempfile::tempdir().unwrap();
+    let path = &parent.path().join("state");
+    let mut worker = sleeper();
+    let first = StateDirectory::open(path).unwrap();
+    first.succeed(json!({ "model": "a" }), none).await.unwrap();
+    first.started(Rank(0), worker.id()).unwrap();
+    drop(first);
+    let mut record: Value = serde_json::from_slice(&fs::read(path.join(RECORD)).unwrap()).unwrap();
+    record["later"] = json!(true);
+    fs::write(path.join(RECORD), record.to_string()).unwrap();
+
+    let second = StateDirectory::open(path).unwrap();
+    let next = second.succeed(json!({ "model": "a" }), none).await.unwrap();
+    assert_eq!((next.life, next.survivors.len()), (0, 0));
+    assert!(!worker.wait().unwrap().success(), "it was killed");
+}

@@ -5,7 +5,7 @@ mod tagged;
 
 pub(crate) use self::{
     json::{ObjectRules, arguments, object},
-    tagged::{Attributes, Tags, parameters},
+    tagged::{Attributes, Tags, tagged_call},
 };
 use crate::cursor::Break;
 

@@ -16,7 +16,7 @@ use crate::{
 #[derive(Clone, Copy)]
 pub struct Format(&'static Declaration);
 
-/// What is said about a format.
+/// A format's entry in the table of formats.
 struct Declaration {
     name: &'static str,
     /// Names that vLLM gives to the same format or to parts of it.

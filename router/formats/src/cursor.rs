@@ -47,7 +47,7 @@ struct Shared {
 /// How the value of a parameter stands between its tags.
 pub(crate) struct ValueEnd<'a> {
     pub close: &'a Markers,
-    /// What may follow the closing tag. A closing tag before anything else is text of the value.
+    /// Markers that may follow the closing tag. A closing tag before anything else is text of the value.
     pub followers: &'a Markers,
     /// True if the value stands on lines of its own: one newline on each side is the format's.
     pub framed: bool,

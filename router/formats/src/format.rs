@@ -34,7 +34,7 @@ pub(crate) enum Trigger {
 
 /// A family's way of writing calls between content and reasoning.
 pub(crate) trait CallFormat: Send + Sync {
-    /// What the calls begin with.
+    /// Markers or texts with which calls begin.
     const TRIGGERS: &'static [Trigger];
 
     /// Makes the format's markers.

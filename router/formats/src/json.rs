@@ -22,7 +22,7 @@ enum State {
     Scalar,
 }
 
-/// What a piece of text says about the end of a value.
+/// Whether, and where, a value ends in a piece of text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
     /// All of the text belongs to the value, which goes on.

@@ -9,7 +9,7 @@ pub(crate) enum Channel {
     Reasoning,
 }
 
-/// What stands before the text that comes next.
+/// The kind of text or event before the text that comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Before {
     /// The beginning of the output.

@@ -17,7 +17,7 @@ use crate::{
     turn::{Calls, Thinking},
 };
 
-/// What a model writes besides content. Chosen once per model.
+/// The forms of calls and reasoning that a model writes. Chosen once per model.
 #[derive(Clone, Debug, Default)]
 pub struct Dialect {
     /// The format of calls. Without one, all calls are text.
@@ -28,15 +28,15 @@ pub struct Dialect {
     pub vocabulary: Vocabulary,
 }
 
-/// What is particular to one output.
+/// The facts of one request that its parser needs.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
     /// The declared tools.
     pub tools: Arc<Tools>,
-    /// What calls are: text for `tool_choice: "none"`.
+    /// Whether calls are events or text; text for `tool_choice: "none"`.
     pub calls: Calls,
-    /// What calls inside a block of reasoning are. As events, they are found although the model forgets to close its
-    /// block; as text, a model may quote them while it thinks.
+    /// Whether calls inside a block of reasoning are events or text. As events, they are found although the model
+    /// forgets to close its block; as text, a model may quote them while it thinks.
     pub calls_in_reasoning: Calls,
     /// The number of calls.
     pub limit: CallLimit,
@@ -51,7 +51,7 @@ pub struct Request {
 /// The reading of an output, suspended between its pieces.
 pub(crate) type Reading = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// What a format is made from.
+/// The parts from which a format is made.
 pub(crate) struct Making<'a, 'v> {
     pub lexicon: &'a mut Lexicon<'v>,
     pub tools: Arc<Tools>,
@@ -126,7 +126,7 @@ impl Parser {
     /// Takes the end of the output, for whatever reason it ends, and the text that the detokenizer releases there.
     /// Returns the remaining events.
     ///
-    /// What may have been the beginning of a marker is text. A call that has begun stays as far as it goes, without
+    /// A possible beginning of a marker is text. A call that has begun stays as far as it goes, without
     /// [`Event::CallEnd`]. A call that has not begun, because its name is not whole, is text.
     pub fn finish(mut self, text: &str) -> Vec<Event> {
         if !self.is_done() {

@@ -7,7 +7,7 @@ use crate::{
     reasoning::{Block, Reasoning},
 };
 
-/// What a call is that a model writes.
+/// Whether a call that a model writes is an event or text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Calls {
     /// Events of their own.
@@ -26,9 +26,9 @@ pub(crate) struct Turn<F> {
 
 /// The markers of a channel.
 struct ChannelMarkers {
-    /// Those that are found before any text of the channel.
+    /// Triggers that are found before any text of the channel.
     start: Set,
-    /// Those that are found anywhere.
+    /// Triggers that are found anywhere.
     anywhere: Set,
 }
 

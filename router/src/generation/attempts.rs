@@ -198,6 +198,8 @@ impl Attempts {
             if let Some(lease) = self.fleet.pick(self.pick_request(Need::Ready)) {
                 match self.submit(lease).await {
                     Ok(()) => return Ok(()),
+                    // A conductor that polls as ready and refuses each choice would otherwise get it at every poll.
+                    Err(refused) if self.generated.is_empty() => failure = self.may_retry(refused)?,
                     Err(refused) if refused.may_go_elsewhere() => failure = refused,
                     Err(refused) => return Err(refused.into_error()),
                 }

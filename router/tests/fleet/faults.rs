@@ -158,6 +158,16 @@ async fn a_new_request_waits_for_the_only_conductor_as_running_ones_do() {
 }
 
 #[tokio::test]
+async fn a_conductor_that_is_ready_and_refuses_each_choice_gets_it_as_often_as_it_may_be_retried() {
+    let a = Fake::start();
+    let settings = FleetSettings { max_retries: 2, recovery_ms: u32::MAX, ..settings() };
+    let router = Router::before(&[&a], settings).await;
+    a.refuse(Status::from(Error::unavailable("no worker has joined")));
+    assert_eq!(router.complete(&ask(&[1], 2)).await.0, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(a.count(), 3);
+}
+
+#[tokio::test]
 async fn a_conductor_that_does_not_answer_delays_requests_until_its_breaker_opens() {
     let (a, b) = (Fake::start(), Fake::start());
     let router = Router::before(&[&a, &b], FleetSettings { accept_timeout_ms: 1_000, ..settings() }).await;

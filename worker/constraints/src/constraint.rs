@@ -7,7 +7,7 @@ use serde_json::Value;
 /// A constraint of the text that a request generates.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Constraint {
-    /// What the answer follows.
+    /// The language that the answer follows.
     pub kind: Kind,
     /// White space between the tokens of JSON.
     pub whitespace: Whitespace,
@@ -42,7 +42,7 @@ impl Constraint {
     }
 }
 
-/// What an answer follows.
+/// The language that an answer follows.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Kind {
     /// Any JSON object.

@@ -29,7 +29,7 @@ pub struct Environment {
     special: Vec<(String, u32)>,
 }
 
-/// What matchers need to know of the tokens.
+/// The tokens, in the form that matchers need.
 pub(crate) struct Tokens {
     /// Bits of the tokens that masks may have, besides the end tokens.
     pub(crate) usable: Vec<u32>,

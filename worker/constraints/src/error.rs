@@ -15,7 +15,7 @@ pub(crate) const TOO_LONG: &str = "takes too long";
 pub struct ConstraintError {
     /// The position, such as `schema.properties.a.items`. It is empty if the error has no position.
     pub path: String,
-    /// What is wrong, in one short sentence.
+    /// The fault, in one short sentence.
     pub message: String,
 }
 

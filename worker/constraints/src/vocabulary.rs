@@ -21,7 +21,7 @@ pub enum Token {
     Special(String),
 }
 
-/// What is known of a vocabulary besides its `tokenizer.json`.
+/// Facts about a vocabulary that its `tokenizer.json` does not have.
 #[derive(Clone, Debug, Default)]
 pub struct Declared<'a> {
     /// Number of logits. It may be greater than the number of tokens.

@@ -8,7 +8,7 @@ use crate::{
     tools::Tools,
 };
 
-/// What makes a JSON object a call.
+/// The keys that make a JSON object a call.
 pub(crate) enum ObjectRules<'a> {
     /// A marker stands before it: a name is enough.
     Marked,

@@ -1,6 +1,7 @@
 //! Calls whose parameters stand between tags. Their arguments are built: text streams as a JSON string, and values of
 //! other types are written once they are whole.
 
+use super::tool_name;
 use crate::{
     cursor::{Break, Cursor, Markers, ValueEnd},
     json::escape,
@@ -11,7 +12,7 @@ use crate::{
 
 /// The tags of a family.
 pub(crate) struct Tags {
-    /// What may stand between parameters: the opening of a parameter first, then what ends the call.
+    /// Markers that may stand between parameters: the openings of a parameter first, then those that end the call.
     pub between: Markers,
     /// Number of the markers in `between` that open a parameter.
     pub openings: usize,
@@ -21,13 +22,13 @@ pub(crate) struct Tags {
     pub attributes: Attributes,
     /// Closing tag of a value.
     pub close: Markers,
-    /// What may follow the closing tag of a value.
+    /// Markers that may follow the closing tag of a value.
     pub followers: Markers,
     /// True if values stand on lines of their own.
     pub framed: bool,
 }
 
-/// What stands between a parameter's name and its value.
+/// The syntax between a parameter's name and its value.
 pub(crate) enum Attributes {
     /// Nothing.
     None,
@@ -38,14 +39,23 @@ pub(crate) enum Attributes {
     Typed(Markers),
 }
 
-/// Reads the parameters of a call that has begun, and what ends it. Returns the position of the latter in
-/// [`Tags::between`].
-pub(crate) async fn parameters(
+/// Reads a call behind its name, which stands in `header`. Returns the position of its end in [`Tags::between`].
+pub(crate) async fn tagged_call(
     cursor: &Cursor,
     tags: &Tags,
     tools: &Tools,
-    tool: &str,
+    header: &str,
 ) -> Result<usize, Break> {
+    let name = tool_name(header)?;
+    cursor.begin_call(name.clone(), None);
+    let end = parameters(cursor, tags, tools, &name).await?;
+    cursor.end_call();
+    Ok(end)
+}
+
+/// Reads the parameters of a call that has begun, and what ends it. Returns the position of the latter in
+/// [`Tags::between`].
+async fn parameters(cursor: &Cursor, tags: &Tags, tools: &Tools, tool: &str) -> Result<usize, Break> {
     let mut members = Members::default();
     loop {
         cursor.skip_blank().await?;
@@ -108,7 +118,7 @@ struct Members {
 }
 
 impl Members {
-    /// What stands before the value of the next member.
+    /// Text before the value of the next member.
     fn next(&mut self, key: &str) -> String {
         let before = match (self.is_open, self.is_filled) {
             (false, _) => "{",

@@ -30,7 +30,7 @@ impl Cursor {
                     }
                     output.text(kept);
                     if result == Err(Break::End) {
-                        // What might have begun a marker is text, too: nobody reads on.
+                        // Nobody reads on, so a possible beginning of a marker is text, too.
                         let rest = buffer.rest().len();
                         output.text(buffer.rest());
                         buffer.consume(rest);

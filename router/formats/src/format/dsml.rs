@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{CallFormat, Trigger};
 use crate::{
-    bodies::{Attributes, Tags, parameters, tool_name},
+    bodies::{Attributes, Tags, tagged_call},
     cursor::{Break, Cursor, Lexicon, Markers},
     output::Output,
     tools::Tools,
@@ -64,11 +64,8 @@ impl CallFormat for Dsml {
 impl Dsml {
     async fn invoke(&self, cursor: &Cursor, ends_block: &mut bool) -> Result<(), Break> {
         let (name, _) = cursor.word_until(&self.name_end).await?;
-        let name = tool_name(&name)?;
-        cursor.begin_call(name.clone(), None);
-        let end = parameters(cursor, &self.tags, &self.tools, &name).await?;
+        let end = tagged_call(cursor, &self.tags, &self.tools, &name).await?;
         *ends_block = end >= PARAMETERS.len() + CALL_ENDS.len();
-        cursor.end_call();
         Ok(())
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{CallFormat, Trigger};
 use crate::{
-    bodies::{Attributes, Tags, parameters, tool_name},
+    bodies::{Attributes, Tags, tagged_call},
     cursor::{Break, Cursor, Lexicon, Markers},
     tools::Tools,
 };
@@ -37,10 +37,7 @@ impl CallFormat for Glm {
     }
 
     async fn read(&self, cursor: &Cursor, _: usize) -> Result<(), Break> {
-        let name = tool_name(&cursor.word_before(&self.name_end).await?)?;
-        cursor.begin_call(name.clone(), None);
-        parameters(cursor, &self.tags, &self.tools, &name).await?;
-        cursor.end_call();
-        Ok(())
+        let name = cursor.word_before(&self.name_end).await?;
+        tagged_call(cursor, &self.tags, &self.tools, &name).await.map(|_| ())
     }
 }

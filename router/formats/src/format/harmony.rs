@@ -28,7 +28,7 @@ const BEGINNINGS: usize = 3;
 const MESSAGE: usize = 0;
 const CHANNEL: usize = 1;
 
-/// What the header of a message says.
+/// The header of a message.
 #[derive(Default)]
 struct Header {
     channel: String,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{CallFormat, Trigger};
 use crate::{
-    bodies::{Attributes, Tags, parameters, tool_name},
+    bodies::{Attributes, Tags, tagged_call},
     cursor::{Break, Cursor, Lexicon, Markers},
     output::Output,
     tools::Tools,
@@ -58,10 +58,7 @@ impl CallFormat for MiniMax {
 impl MiniMax {
     async fn invoke(&self, cursor: &Cursor, ends_block: &mut bool) -> Result<(), Break> {
         let (name, _) = cursor.word_until(&self.name_end).await?;
-        let name = tool_name(&name)?;
-        cursor.begin_call(name.clone(), None);
-        *ends_block = parameters(cursor, &self.tags, &self.tools, &name).await? == BLOCK_END_IN_CALL;
-        cursor.end_call();
+        *ends_block = tagged_call(cursor, &self.tags, &self.tools, &name).await? == BLOCK_END_IN_CALL;
         Ok(())
     }
 }

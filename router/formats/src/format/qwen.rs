@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::{CallFormat, Trigger};
 use crate::{
-    bodies::{Attributes, Tags, parameters, tool_name},
+    bodies::{Attributes, Tags, tagged_call},
     cursor::{Break, Cursor, Lexicon, Markers},
     output::Output,
     tools::Tools,
@@ -78,10 +78,6 @@ impl Qwen {
     /// Reads a call behind `<function=`. Returns the position of its end among the markers between parameters.
     async fn function(&self, cursor: &Cursor) -> Result<usize, Break> {
         let (name, _) = cursor.word_until(&self.name_end).await?;
-        let name = tool_name(&name)?;
-        cursor.begin_call(name.clone(), None);
-        let end = parameters(cursor, &self.tags, &self.tools, &name).await?;
-        cursor.end_call();
-        Ok(end)
+        tagged_call(cursor, &self.tags, &self.tools, &name).await
     }
 }
