@@ -12,7 +12,8 @@ use tutti_parameters::{
 
 use crate::{
     CacheSalt,
-    cluster::v1::{MediaItem, ModelDescription, RequestSpec, Stopping},
+    cluster::v1::{MediaItem, ModelDescription, RequestSpec, Stopping, Thinking},
+    v1::Constraint,
 };
 
 /// Facts about the served model that requests are checked against.
@@ -80,6 +81,10 @@ pub struct RequestParts {
     pub media: Vec<MediaItem>,
     /// See [`RequestSpec::cache_salt`].
     pub cache_salt: CacheSalt,
+    /// See [`RequestSpec::constraint`]. Only its compilation checks it further.
+    pub constraint: Option<Constraint>,
+    /// See [`RequestSpec::thinking`].
+    pub thinking: Option<Thinking>,
 }
 
 impl RequestParts {
@@ -89,6 +94,12 @@ impl RequestParts {
         self.stopping.check(limits)?;
         self.logprobs.map(|top| LOGPROBS.check(top)).transpose()?;
         self.prompt_logprobs.map(|top| PROMPT_LOGPROBS.check(top)).transpose()?;
+        if self.constraint.as_ref().is_some_and(|constraint| constraint.kind.is_none()) {
+            return Err(Refused::new("constraint", "is of no kind: one of its kinds is required"));
+        }
+        if let Some(Thinking { begin, end, .. }) = self.thinking {
+            check_token_ids("thinking", begin.into_iter().chain([end]), limits.vocab_size)?;
+        }
         PRIORITY.check(self.priority).map(drop)
     }
 
@@ -121,10 +132,23 @@ impl From<RequestParts> for RequestSpec {
             priority,
             media,
             cache_salt,
+            constraint,
+            thinking,
         } = parts;
         let (sampling, stopping) = (Some(sampling), Some(stopping));
         let cache_salt = cache_salt.to_message();
-        Self { prompt, sampling, stopping, logprobs, prompt_logprobs, priority, media, cache_salt }
+        Self {
+            prompt,
+            sampling,
+            stopping,
+            logprobs,
+            prompt_logprobs,
+            priority,
+            media,
+            cache_salt,
+            constraint,
+            thinking,
+        }
     }
 }
 
@@ -137,8 +161,18 @@ impl RequestSpec {
     /// Media have a separate check,
     /// [`ModelDeclaration::encoder_calls`](crate::declaration::ModelDeclaration::encoder_calls).
     pub fn check(self, generated: &[u32], limits: &RequestLimits<'_>) -> Result<CheckedRequest, Refused> {
-        let Self { prompt, sampling, stopping, logprobs, prompt_logprobs, priority, media, cache_salt } =
-            self;
+        let Self {
+            prompt,
+            sampling,
+            stopping,
+            logprobs,
+            prompt_logprobs,
+            priority,
+            media,
+            cache_salt,
+            constraint,
+            thinking,
+        } = self;
         let sampling = sampling.ok_or_else(|| Refused::new("sampling", "is missing"))?;
         let stopping = stopping.ok_or_else(|| Refused::new("stopping", "is missing"))?;
         let cache_salt = CacheSalt::from_message(&cache_salt)?;
@@ -151,6 +185,8 @@ impl RequestSpec {
             priority,
             media,
             cache_salt,
+            constraint,
+            thinking,
         };
         parts.check_tokens(generated, limits)?;
         parts.check_parameters(limits)?;

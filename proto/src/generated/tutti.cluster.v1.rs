@@ -24,6 +24,26 @@ pub struct RequestSpec {
     /// with equal salts share cached prefixes. Empty for a request without either.
     #[prost(bytes = "vec", tag = "8")]
     pub cache_salt: ::prost::alloc::vec::Vec<u8>,
+    /// The language that the answer follows. Absent: any text.
+    #[prost(message, optional, tag = "9")]
+    pub constraint: ::core::option::Option<super::super::v1::Constraint>,
+    /// The thinking block that may stand in front of the answer. The constraint does not hold inside it. Absent: the answer
+    /// begins with the first token.
+    #[prost(message, optional, tag = "10")]
+    pub thinking: ::core::option::Option<Thinking>,
+}
+/// A thinking block, as far as the prompt does not hold it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Thinking {
+    /// Token that begins the block. Absent if the prompt has opened the block.
+    #[prost(uint32, optional, tag = "1")]
+    pub begin: ::core::option::Option<u32>,
+    /// Token that ends the block.
+    #[prost(uint32, tag = "2")]
+    pub end: u32,
+    /// The most tokens inside the block, after which nothing but its end is sampled. Absent: no limit.
+    #[prost(uint32, optional, tag = "3")]
+    pub max_tokens: ::core::option::Option<u32>,
 }
 /// A span of a trace that was sampled, under which the receiver records its own spans. Absent from the messages of
 /// requests whose trace was not sampled, for which no process records anything.

@@ -28,6 +28,9 @@ pub struct GenerateRequest {
     /// Absent: all requests of the key without a salt share.
     #[prost(string, optional, tag = "12")]
     pub cache_salt: ::core::option::Option<::prost::alloc::string::String>,
+    /// A language that the output follows. Absent: any text.
+    #[prost(message, optional, tag = "13")]
+    pub constraint: ::core::option::Option<Constraint>,
     #[prost(oneof = "generate_request::Prompt", tags = "2, 3, 4")]
     pub prompt: ::core::option::Option<generate_request::Prompt>,
 }
@@ -142,6 +145,119 @@ pub struct Output {
     /// Keeps special tokens in the text. By default they are skipped.
     #[prost(bool, tag = "4")]
     pub keep_special_tokens: bool,
+}
+/// A language that an output follows. It is checked before the request is accepted. docs/structured-output.md describes
+/// the kinds and their bounds.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Constraint {
+    #[prost(enumeration = "constraint::Whitespace", tag = "7")]
+    pub whitespace: i32,
+    #[prost(oneof = "constraint::Kind", tags = "1, 2, 3, 4, 5, 6")]
+    pub kind: ::core::option::Option<constraint::Kind>,
+}
+/// Nested message and enum types in `Constraint`.
+pub mod constraint {
+    /// White space between the tokens of JSON.
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Whitespace {
+        /// At most eight characters at a time.
+        Bounded = 0,
+        /// None.
+        Compact = 1,
+        /// Any amount.
+        Any = 2,
+    }
+    impl Whitespace {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Bounded => "BOUNDED",
+                Self::Compact => "COMPACT",
+                Self::Any => "ANY",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "BOUNDED" => Some(Self::Bounded),
+                "COMPACT" => Some(Self::Compact),
+                "ANY" => Some(Self::Any),
+                _ => None,
+            }
+        }
+    }
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Kind {
+        /// Any JSON object.
+        #[prost(message, tag = "1")]
+        JsonObject(super::JsonObject),
+        /// A JSON document that is valid against a schema.
+        #[prost(message, tag = "2")]
+        JsonSchema(super::JsonSchema),
+        /// A text that this regular expression matches from its beginning to its end.
+        #[prost(string, tag = "3")]
+        Regex(::prost::alloc::string::String),
+        /// One of several texts.
+        #[prost(message, tag = "4")]
+        Choice(super::Choices),
+        /// A text of this grammar, in llguidance's dialect of Lark.
+        #[prost(string, tag = "5")]
+        Lark(::prost::alloc::string::String),
+        /// Free text in which certain tags hold JSON.
+        #[prost(message, tag = "6")]
+        StructuralTags(super::StructuralTags),
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct JsonObject {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct JsonSchema {
+    /// The schema, as JSON. The order of its members is the order in the output.
+    #[prost(string, tag = "1")]
+    pub schema: ::prost::alloc::string::String,
+    /// Refuses a schema that does not follow the rules of OpenAI's strict mode: objects are closed, and all their members
+    /// are required.
+    #[prost(bool, tag = "2")]
+    pub strict: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Choices {
+    #[prost(string, repeated, tag = "1")]
+    pub texts: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct StructuralTags {
+    #[prost(message, repeated, tag = "1")]
+    pub tags: ::prost::alloc::vec::Vec<StructuralTag>,
+    /// Texts that begin a tag. Each tag begins with one of them.
+    #[prost(string, repeated, tag = "2")]
+    pub triggers: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StructuralTag {
+    /// The text before the content.
+    #[prost(string, tag = "1")]
+    pub begin: ::prost::alloc::string::String,
+    /// The schema of the content, as JSON.
+    #[prost(string, tag = "2")]
+    pub schema: ::prost::alloc::string::String,
+    /// The text behind the content.
+    #[prost(string, tag = "3")]
+    pub end: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GenerateResponse {

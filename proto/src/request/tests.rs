@@ -1,4 +1,5 @@
 use super::*;
+use crate::v1::constraint::Kind;
 
 const LIMITS: RequestLimits<'static> = RequestLimits {
     vocab_size: 100,
@@ -16,6 +17,8 @@ fn good() -> RequestSpec {
         priority: -8,
         media: vec![],
         cache_salt: vec![3; 16],
+        constraint: Some(Constraint { kind: Some(Kind::Regex("a+".into())), ..Default::default() }),
+        thinking: Some(Thinking { begin: Some(1), end: 99, max_tokens: Some(3) }),
     }
 }
 
@@ -47,6 +50,17 @@ fn a_checked_request_is_the_message_with_nothing_left_out() {
 #[test]
 fn a_salt_of_another_length_is_refused() {
     names(&refusal(|spec| spec.cache_salt.truncate(15)), "cache_salt", &["15", "16"]);
+}
+
+#[test]
+fn a_constraint_without_a_kind_and_markers_outside_of_the_vocabulary_are_refused() {
+    names(&refusal(|spec| spec.constraint = Some(Constraint::default())), "constraint", &["kind"]);
+    names(&refusal(|spec| spec.thinking.as_mut().unwrap().end = 100), "thinking", &["100", "vocabulary"]);
+    names(
+        &refusal(|spec| spec.thinking.as_mut().unwrap().begin = Some(100)),
+        "thinking",
+        &["100", "vocabulary"],
+    );
 }
 
 #[test]

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use tutti_proto::{cluster::v1::MediaKind, v1::Sampling};
+use tutti_proto::{
+    cluster::v1::{MediaKind, Thinking},
+    v1::{Constraint, Sampling},
+};
 
 use super::conversation::Conversation;
 use crate::{keys::ClientSalt, text::pool::Lane};
@@ -30,6 +33,10 @@ pub struct GenerationRequest {
     pub timeout: Option<Duration>,
     /// The client's salt of cached prefixes; `None` if it gives none.
     pub cache_salt: Option<ClientSalt>,
+    /// The language that the answer follows; `None` for any text.
+    pub constraint: Option<Constraint>,
+    /// The thinking block in front of the answer; `None` if there is none.
+    pub thinking: Option<Thinking>,
 }
 
 /// Approximate bytes per token of an ordinary text.

@@ -42,6 +42,8 @@ pub fn check(request: &GenerationRequest, model: &ServedModel) -> Result<Request
         priority: request.priority,
         media: Vec::new(),
         cache_salt: CacheSalt::default(),
+        constraint: request.constraint.clone(),
+        thinking: request.thinking,
     };
     common.check_parameters(&model.description.request_limits())?;
     Ok(common)

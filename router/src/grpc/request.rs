@@ -58,6 +58,8 @@ pub fn read(
         priority: request.priority,
         timeout,
         cache_salt: request.cache_salt.as_deref().map(ClientSalt::new).transpose()?,
+        constraint: request.constraint,
+        thinking: None,
     };
     Ok((generation, kind))
 }

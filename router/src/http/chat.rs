@@ -87,6 +87,8 @@ pub(super) fn parse(body: &[u8]) -> Result<Chat, Error> {
         priority: shared.priority,
         timeout: shared.timeout,
         cache_salt: shared.cache_salt,
+        constraint: None,
+        thinking: None,
     };
     Ok(Chat { request, return_token_ids: shared.return_token_ids, stream: shared.stream, max_tokens_name })
 }

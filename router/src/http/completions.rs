@@ -88,6 +88,8 @@ pub(super) fn parse(body: &[u8], max_prompts: usize) -> Result<Completion, Error
         priority: shared.priority,
         timeout: shared.timeout,
         cache_salt: shared.cache_salt,
+        constraint: None,
+        thinking: None,
     };
     Ok(Completion { request, return_token_ids: shared.return_token_ids, stream: shared.stream })
 }

@@ -55,6 +55,9 @@ pub(crate) fn parse(
     let GraphWalks { role, prefill, decode } = graph_walks(&message)?;
     let spec = message.spec.ok_or_else(|| Error::invalid("spec", "is missing"))?;
     let request = spec.check(&message.generated, &request_limits(limits))?.into_parts();
+    if request.constraint.is_some() || request.thinking.is_some() {
+        return Err(Error::new(ErrorKind::Unsupported, "is not supported").with_field("constraint"));
+    }
     let (media, marks) = media::locate(&request.media, &request.prompt, model.declaration)?;
     let awaits_media = message.receive_media.is_some();
     if awaits_media == (media.ranges.is_empty() || role == GraphRole::Decode) {

@@ -77,6 +77,8 @@ pub(super) fn spec_for(role: GraphRole, spec: &RequestParts) -> pb::RequestSpec 
         priority: spec.priority,
         media,
         cache_salt: spec.cache_salt.to_message(),
+        constraint: spec.constraint.clone(),
+        thinking: spec.thinking,
     }
 }
 

@@ -34,6 +34,7 @@ fn message() -> pb::LaunchGraph {
             priority: -3,
             media: vec![],
             cache_salt: vec![5; 16],
+            ..Default::default()
         }),
         generated: vec![],
         timeout_ms: Some(40),

@@ -109,6 +109,7 @@ pub fn launch(request: u64, prompt: usize, max_tokens: u32) -> pb::LaunchGraph {
             priority: 0,
             media: vec![],
             cache_salt: vec![],
+            ..Default::default()
         }),
         ..Default::default()
     }
