@@ -99,7 +99,8 @@ fn check_weights(layout: &Layout, workers: &[WorkerSettings]) -> Result<(), Erro
 /// Variables that decide which devices and libraries a worker finds.
 const ENVIRONMENT: [&str; 3] = ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "LD_LIBRARY_PATH"];
 
-/// All that determines what the workers of this conductor hold, and how they reach it.
+/// Describes this conductor's workers: their model, settings and environment, and how they reach the conductor. A later
+/// conductor takes the workers over only if its own description is equal.
 fn holdings(
     settings: &ConductorSettings,
     layout: &Layout,

@@ -20,13 +20,13 @@ pub const LARGEST_AT_ONCE: usize = 16;
 pub const LARGEST_PER_PEER: usize = 8;
 /// Unit of the memory limit, in bytes.
 pub const PIECE_BYTES: usize = 4096;
-/// Time that a body may take, in addition to the time of its received bytes at the minimum rate.
+/// Time that a body may take beyond the time that its received bytes take at the minimum rate.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The pace at which a body must arrive.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// Time that a body may take, in addition to the time of its received bytes at the minimum rate.
+    /// Time that a body may take beyond the time that its received bytes take at the minimum rate.
     pub patience: Duration,
     /// Maximum time for a whole body.
     pub whole: Duration,

@@ -60,7 +60,7 @@ choices! {
     }
 }
 
-/// Costs of a step: the settings of the same names. The profile gives the costs that are not set.
+/// Costs of a step. A cost without a setting has the profile's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SimCosts {
     /// Microseconds per step.

@@ -53,7 +53,7 @@ def test_each_metric_has_its_line_in_the_docs_and_sums_agree(start, tmp_path):
         choice = router.complete(prompt=prompt, max_tokens=tokens, ignore_eos=True)
         assert choice["usage"]["completion_tokens"] == tokens
     assert httpx.get(f"{router.url}/v1/models").status_code == 401
-    # These requests create the last metric that only exists after its first count.
+    # Some metrics do not exist before their first count. These requests make the last of them exist.
     limited = [httpx.get(f"{router.url}/v1/models", headers={"authorization": "Bearer two"}).status_code for _ in range(2)]
     assert limited == [200, 429]
     for conductor in conductors:

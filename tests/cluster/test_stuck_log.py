@@ -36,7 +36,7 @@ def test_a_reader_of_stderr_that_stops_holds_up_no_request_and_no_signal(tmp_pat
                 assert client.post("/v1/completions", json=body).status_code == 200
                 assert client.get("/health").status_code == 200
                 text = client.get("/metrics").text
-                # A spawned worker writes to the same pipe by a queue of its own.
+                # The spawned worker writes to the same pipe through its own queue, and counts its own lost lines.
                 return all(f"{name} 0" not in text for name in ("tutti_log_lines_lost_total", WORKER_LOST))
 
             wait_for("lost lines", lost, 90)

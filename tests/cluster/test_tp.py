@@ -144,8 +144,8 @@ def test_ranks_that_do_not_divide_the_model_are_refused_by_name(tmp_path):
 
 
 def rendezvous_directory(cluster):
-    """Returns the directory in shared memory that this conductor owns. The test finds it by a file in it that the
-    conductor keeps open, because other conductors may run on this machine."""
+    """Returns the conductor's directory in shared memory. Other conductors may have directories there, so the directory
+    is identified by the file in it that this conductor keeps open."""
     opened = []
     for file in pathlib.Path(f"/proc/{cluster.pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # it was closed while we looked

@@ -167,9 +167,9 @@ pub struct Plan {
     pub described_load: Value,
     /// The workload, for the report.
     pub described_workload: Value,
-    /// File for the JSON.
+    /// File that receives the report as JSON.
     pub json: Option<PathBuf>,
-    /// File for the page.
+    /// File that receives the report as an HTML page.
     pub html: Option<PathBuf>,
 }
 

@@ -86,7 +86,7 @@ pub enum Arrival {
     New,
     /// The worker has served a conductor that died, and keeps its engine.
     Survivor {
-        /// The meeting path of the worker's TP group; empty without a group.
+        /// The path at which the ranks of the worker's TP group met; empty without a group.
         group: String,
     },
 }

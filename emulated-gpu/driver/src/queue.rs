@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Outcome};
 use crate::random::Random;
 
-/// Line of the legacy default stream.
+/// Number of the legacy default stream's line of entries.
 pub const LEGACY: u64 = 0;
 
 /// Random order of a queue's work.

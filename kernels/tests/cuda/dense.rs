@@ -76,7 +76,8 @@ impl Case for Products {
         for changed in [None, Some(random.normals(rows * outputs, 1.0))] {
             changed.iter().for_each(|changed| device.upload(changed, &mut set).unwrap());
             device.linear(Linear { x: &set, norm: None, weight: &down, bias: None }, &mut out).unwrap();
-            // The comparison is relative to the largest of all values, so these are made as large.
+            // The tolerance is relative to the largest of all values. So these values are scaled to be as large as the
+            // largest before them.
             let computed = values(device, &out);
             let scale = largest_so_far / largest(&computed);
             all.extend(computed.iter().map(|x| x * scale));

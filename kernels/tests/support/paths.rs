@@ -6,8 +6,8 @@ use std::sync::Once;
 
 use super::Isa;
 
-/// Returns all paths that this machine supports. Reports the other paths on stderr: directly the first time, since the
-/// test harness shows a test's output only if the test fails, and then for each test.
+/// Returns all paths that this machine supports. Prints the other paths for each test. The test harness captures this
+/// output and shows it only for failed tests, so the first missing path is also written directly to stderr, once.
 pub fn testable(test: &str) -> Vec<Isa> {
     static SAID: Once = Once::new();
     for isa in Isa::ALL.into_iter().filter(|isa| !isa.available()) {

@@ -1,8 +1,8 @@
-//! Bounds of what a parser holds. Each says what happens to an output that passes it. Together they bound the memory of
-//! one parser to about three times [`MAX_HELD`], whatever the model writes.
+//! Bounds on the text that a parser holds. The comment of each bound says what happens to an output that exceeds it.
+//! Together, the bounds limit the memory of one parser to about three times [`MAX_HELD`], whatever the model writes.
 
-/// Bytes of a name: of a tool, a parameter or a member, or a call's header. A longer one is no call, and its text is
-/// content; if the call has begun, it breaks it.
+/// Maximum bytes of the name of a tool, a parameter or a member, or of a call's header. Text with a longer one is
+/// content and no call. If the call has begun already, the longer one breaks the call.
 pub const MAX_NAME: usize = 1 << 10;
 
 /// Bytes of a value that is held until it is whole: of arguments that stand before the name of their call, which is

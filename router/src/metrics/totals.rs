@@ -16,7 +16,7 @@ pub struct Totals {
     pub finished: u64,
     pub failed: u64,
     pub cancelled: u64,
-    /// Generations refused, by reason. Differences have only the reasons that occurred.
+    /// Generations refused, by reason. The result of [`Totals::since`] has only reasons with a count above zero.
     pub refused: BTreeMap<&'static str, u64>,
     /// Observations of latencies per bucket.
     pub first_token: Vec<u64>,

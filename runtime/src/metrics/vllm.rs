@@ -7,7 +7,7 @@ struct Alias {
     name: &'static str,
     /// A label of Tutti's metric, and its name in vLLM's.
     label: Option<(&'static str, &'static str)>,
-    /// True for a gauge that only grows, which is a counter of vLLM.
+    /// True if Tutti's metric is a gauge that never decreases. vLLM's metric is then a counter.
     is_grown_gauge: bool,
 }
 

@@ -64,7 +64,8 @@ pub(crate) fn format() -> LogFormat {
         .map_or_else(|| presumed(env::args_os(), env::var_os("TUTTI_LOG_FORMAT")), |(format, _)| *format)
 }
 
-/// True if stderr is a terminal, and lines are for people: then there may be more than lines, such as bars.
+/// True if stderr is a terminal and the log format is text. Output other than log lines, such as progress bars, is then
+/// allowed.
 pub(crate) fn is_for_people() -> bool {
     std::io::stderr().is_terminal() && format() == LogFormat::Text
 }

@@ -45,7 +45,7 @@ def serve(port, start):
     coming = queue.Queue()
 
     class Front(BaseHTTPRequestHandler):
-        # The server sends an event as soon as it is written.
+        # Each event is sent at once. Nagle's algorithm would delay small events.
         disable_nagle_algorithm = True
 
         def do_GET(self):

@@ -12,10 +12,11 @@ use crate::{
     matcher::{Matcher, Progress, lexer_bytes},
 };
 
-/// Compiled constraints, bounded by bytes. The one that was used longest ago is dropped first.
+/// Compiled constraints, bounded by bytes. The least recently used constraint is dropped first.
 ///
-/// Each is kept behind its first mask, which is the slowest one, and is then never advanced: a matcher's limits depend
-/// on its own tokens, and not on the requests before it.
+/// The first mask of a cached constraint is already computed, because the first mask is the slowest. After that, a
+/// cached constraint never changes: requests advance copies of it. So a matcher's limits depend on its own tokens, and
+/// not on earlier requests.
 pub struct BaseMatchers {
     bases: HashMap<(Canonical, Fuel), Base>,
     max_bytes: usize,

@@ -114,7 +114,7 @@ impl Environment {
         let first_end = vocabulary.ends().first().copied().unwrap_or_default();
         let info = TokRxInfo::new(words.len() as u32, first_end);
         let trie = TokTrie::from(&info, &words).with_eos_tokens(vocabulary.ends());
-        // Not canonical: the library forces no tokens. See the crate's page.
+        // `ApproximateTokEnv` says that it is not canonical, so the library forces no tokens. See the crate's page.
         let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
         let slices = SlicedBiasComputer::json_slices();
         ParserFactory::new(&env, InferenceCapabilities::default(), &slices).map_err(|e| e.to_string())

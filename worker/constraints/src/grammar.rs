@@ -1,4 +1,4 @@
-//! Constraints as grammars of the library.
+//! Converts constraints to grammars of `llguidance`.
 
 mod lark;
 mod structural_tags;

@@ -64,7 +64,8 @@ pub(crate) fn check_lark(path: &str, grammar: &str) -> Result<(), ConstraintErro
             "has a rule with an empty `stop` or `suffix`, which is not supported",
         ));
     }
-    // Each rule, terminal and alternative has one of these; texts may have more of them.
+    // Each rule, terminal and alternative contains `:` or `|`. Literals may contain these characters as well, so the
+    // count is an upper bound.
     at_most(path, "rules and alternatives", grammar.matches([':', '|']).count(), MAX_RULES)
 }
 

@@ -173,7 +173,8 @@ pub(crate) struct Needs {
 }
 
 impl Needs {
-    /// Returns an error if the device lacks a family of operations that the model whose config is `file` needs.
+    /// Returns an error if the device does not implement all of these families. The error names the config `file` and
+    /// the architecture.
     pub fn check<D: DecoderDevice>(
         self,
         file: &ConfigFile,

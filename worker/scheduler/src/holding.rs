@@ -60,7 +60,7 @@ impl PlanePool {
         if !self.pages.fits_behind(known, pages) {
             return None;
         }
-        // The snapshot is read from now on, so that it is not taken as the request's slot.
+        // The reader is added first. Otherwise `take_slot` could take the slot of this snapshot.
         snapshot.iter().for_each(|&slot| self.slots.add_reader(slot));
         let Some(slot) = self.take_slot() else {
             self.remove_reader(snapshot);

@@ -384,7 +384,7 @@ proptest! {
         prop_assert_eq!(ending.unwrap().unwrap().generated, tokens);
     }
 
-    /// Whatever events arrive, there is one ending and no panic, and the request is over once all workers are gone.
+    /// For any sequence of events, there is one ending and no panic, and the request is over once all workers are gone.
     #[test]
     fn there_is_one_ending_whatever_happens(events in proptest::collection::vec((0u8..6, 0u32..4, 0u32..2), 0..40)) {
         let (mut request, mut receiver) = running(pair());

@@ -122,7 +122,7 @@ fn a_prompt_ends_at_the_end_of_its_last_message() {
         ("|trim", "", "<user>"),
         // The mark's own word in a client's text.
         ("", "CONTINUE_FINAL_MESSAGE_TAG x", "<user>CONTINUE_FINAL_MESSAGE_TAG x"),
-        // A suffix that begins with a space is not told from the mark's own.
+        // The template appends a space, which is taken for the space at the end of the mark.
         ("|trim ~ ' '", "a ", "<user>a "),
     ];
     let options = RenderOptions { continue_final_message: true, ..RenderOptions::default() };

@@ -1,7 +1,7 @@
 //! GPT-2's byte-level alphabet.
 
-/// The bytes of a token that is written in the alphabet. A token with another character is its own UTF-8, as decoders
-/// have it.
+/// Returns the bytes of a token. Each character of the alphabet stands for one byte. A token with a character outside
+/// of the alphabet is read as plain UTF-8, as decoders do.
 pub(super) fn bytes(token: &str) -> Vec<u8> {
     token.chars().map(byte_of).collect::<Option<Vec<u8>>>().unwrap_or_else(|| token.as_bytes().to_vec())
 }

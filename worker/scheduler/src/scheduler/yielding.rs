@@ -11,8 +11,8 @@ use super::Scheduler;
 use crate::{shares::ShareId, ticket::Ticket};
 
 impl Scheduler {
-    /// Lets the last plan's victim take part in steps again. Must be called before [`Self::grow`], whose victim for a
-    /// page may be the same request and is left out of this plan's step.
+    /// Lets the last plan's victim take part in steps again. Must be called before [`Self::grow`]: `grow` may mark the
+    /// same request as a victim for this plan, and a later call would clear the mark.
     pub(super) fn end_yielding(&mut self) {
         if let Some(request) = self.yielding.take().and_then(|ticket| self.running.get_mut(&ticket)) {
             request.is_victim = false;

@@ -42,7 +42,7 @@ struct World {
     request: Request,
     total: u32,
     chunk: u32,
-    /// `prefills` and `encodes` are true if a worker that prefills or encodes is ready.
+    /// `prefills` is true if a worker that prefills is ready, and `encodes` if a worker that encodes is ready.
     prefills: bool,
     encodes: bool,
     alive: Vec<FakeGraph>,

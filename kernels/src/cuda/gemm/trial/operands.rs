@@ -1,4 +1,4 @@
-//! The operands of a trial, and moments of the stream.
+//! The operands of a trial, and the CUDA events that time it.
 
 use std::sync::Arc;
 

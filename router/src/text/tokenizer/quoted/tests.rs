@@ -136,7 +136,7 @@ fn expected(json: &Value, tokenizer: &Tokenizer, pieces: &[Piece<'_>]) -> Vec<u3
     ids
 }
 
-/// The control tokens in order, without those of unknown words.
+/// Returns the special tokens among `ids`, in order, except the tokens for unknown words.
 fn control(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<u32> {
     let unknown = ["<unk>", "[UNK]"].map(|token| tokenizer.inner.token_to_id(token));
     ids.iter().copied().filter(|&id| tokenizer.is_special(id) && !unknown.contains(&Some(id))).collect()
