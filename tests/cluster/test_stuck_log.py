@@ -7,8 +7,8 @@ import subprocess
 import httpx
 from harness import BINARIES, MARK, free_port, processes_marked, wait_for
 
-# The most detailed log, so that the pipe is soon full.
 WORKER_LOST = 'tutti_worker_log_lines_lost{worker="0"}'
+# The most detailed log, so that the pipe is soon full.
 LOUD = ("--log", "trace", "--log-format", "json")
 
 

@@ -61,9 +61,9 @@ impl BaseMatchers {
     /// A matcher behind the tokens that a request generated before, as after a replay or on another worker. Its masks
     /// are those of the matcher that committed each of them.
     ///
-    /// It does not fail where that one did not. What a mask costs depends on the states that were visited before it,
-    /// and without the masks before it, one mask may have to visit what many did. So the fuel of a step is that of as
-    /// many steps.
+    /// It does not fail at a token at which the first matcher did not fail. The cost of a mask depends on the lexer's
+    /// states that earlier masks visited. Without these, one mask may have to visit the states of many. So one step has
+    /// the fuel of as many steps as there are tokens.
     pub fn replayed(
         &mut self,
         environment: &Environment,

@@ -58,7 +58,7 @@ pub(crate) fn check_lark(path: &str, grammar: &str) -> Result<(), ConstraintErro
     }
     check_brackets(path, grammar)?;
     if ends_with_the_request(grammar) {
-        // Which tokens end a request is not the grammar's to say.
+        // Such a rule would choose the request's end tokens, which are the model's and the request's.
         return Err(ConstraintError::at(
             path,
             "has a rule with an empty `stop` or `suffix`, which is not supported",

@@ -54,7 +54,7 @@ pub(super) async fn literal(cursor: &Cursor) -> Result<(), Break> {
     }
 }
 
-/// Reads a number or a word. What is no JSON becomes a string.
+/// Reads a number or a word. Text that is not JSON becomes a string.
 async fn scalar(cursor: &Cursor) -> Result<(), Break> {
     let mut text = String::new();
     while matches!(cursor.peek().await?, next if next.is_alphanumeric() || matches!(next, '_' | '.' | '-' | '+'))
