@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import time
 
 from chaos_keys import REVOKED
 from harness import events
@@ -18,7 +19,7 @@ class Failure(Exception):
 
 
 class Refused(Exception):
-    """A request that was refused before it began. It is not lost, because the client sends it again."""
+    """A request that was refused before it began. It is not lost unless every try is refused for too long."""
 
 
 def bodies(rng, count):
@@ -43,14 +44,16 @@ class Client:
         while not ended.is_set():
             body, expected = self.next()
             how = self.rng.choices(("stream", "whole", "slow", "leave", "stall and leave"), (6, 2, 2, 2, 1))[0]
-            leave_after = self.rng.randint(1, 40)
+            leave_after, first_sent = self.rng.randint(1, 40), time.monotonic()
             while True:
                 try:
                     answer = await asyncio.wait_for(self.ask(body, how, leave_after), LOST_S)
-                except Refused:
+                except Refused as refused:
                     self.log.count(self.name, "refused")
-                    await asyncio.sleep(0.3)
-                    continue
+                    if time.monotonic() - first_sent < LOST_S:
+                        await asyncio.sleep(0.3)
+                        continue
+                    self.log.bad(self.name, "lost", body=body, how=how, why=f"refused for {LOST_S} s: {refused}")
                 except (Failure, AssertionError, OSError, TimeoutError, ValueError) as problem:
                     self.log.bad(self.name, "lost", body=body, how=how, why=repr(problem))
                 else:

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import pathlib
+import random
 import re
 import signal
 import socket
@@ -44,6 +45,19 @@ def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
+
+
+def lasting_port():
+    """A free TCP port that the system gives to no outgoing connection, for a server that ends and starts again."""
+    first, _ = map(int, pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    for port in random.sample(range(first - 10000, first), 100):
+        with socket.socket() as s:
+            try:
+                s.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError(f"no port from {first - 10000} to {first} is free")
 
 
 def processes_marked(mark):
@@ -192,7 +206,9 @@ class Server(Process):
         self.http_port, self.grpc_port, cluster_port = ports
         addresses = ["--http", f"{host}:{self.http_port}", "--grpc", f"{host}:{self.grpc_port}"]
         # The address for routers and operators, and the secret that they must send.
-        self.cluster, token = f"127.0.0.1:{cluster_port}", pathlib.Path(log_dir) / "cluster-token"
+        args, self.cluster, token = list(args), f"127.0.0.1:{cluster_port}", pathlib.Path(log_dir) / "cluster-token"
+        if "--cluster-grpc" in args:
+            self.cluster = str(args[args.index("--cluster-grpc") + 1])
         # Servers of one directory share the file, and one may be reading it.
         if not token.exists():
             token.write_text(CLUSTER_TOKEN)

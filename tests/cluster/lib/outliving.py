@@ -3,7 +3,7 @@
 import signal
 
 import httpx
-from harness import Server, processes_marked, wait_for
+from harness import Server, lasting_port, processes_marked, wait_for
 
 # Faults are so frequent that a stream may be lost several times.
 PATIENT = {"TUTTI_FLEET__MAX_REPLAYS": "50", "TUTTI_FLEET__MAX_RETRIES": "50", "TUTTI_FLEET__RECOVERY_MS": "90000", "TUTTI_FLEET__POLL_MS": "100"}
@@ -16,7 +16,8 @@ class OutlivingCluster:
     keys = None
 
     def __init__(self, args, directory):
-        self.flags, self.directory = ["--no-router", "--state-directory", directory / "state", *args], directory
+        cluster = ["--cluster-grpc", f"127.0.0.1:{lasting_port()}", "--cluster-token-file", directory / "cluster-token"]
+        self.flags, self.directory = ["--no-router", "--state-directory", directory / "state", *cluster, *args], directory
         self.conductors = [Server("conductor", self.flags, directory)]
         self.router = Server("router", ["--conductor", f"http://{self.conductor.cluster}"], directory, PATIENT)
         self.host, self.http_port = self.router.host, self.router.http_port
@@ -38,7 +39,7 @@ class OutlivingCluster:
         former = self.conductor
         former.signal(signal.SIGKILL)
         former.wait()
-        self.conductors.append(Server("conductor", [*self.flags, *former.cluster_flags], self.directory))
+        self.conductors.append(Server("conductor", self.flags, self.directory))
 
     def metrics(self):
         def read():
