@@ -89,6 +89,19 @@ impl Vocabulary {
         Self { tokens: special.chain(bytes).collect(), ends: self.ends.clone() }
     }
 
+    /// The vocabulary for checks from a `tokenizer.json` that may lack its vocabulary and merges. Special tokens have
+    /// their texts. The other added tokens, such as markers of tool calls, have no texts here: a grammar can name their
+    /// ids, as it can on a worker, where their texts are ordinary text.
+    pub fn for_checks(json: &serde_json::Value, declared: &Declared<'_>) -> Result<Self, ConstraintError> {
+        let mut tokens = tokenizer_json::tokens(json, declared)?;
+        for id in tokenizer_json::added_ids(json) {
+            if let Some(token @ Token::Text(_)) = tokens.get_mut(id) {
+                *token = Token::Special(format!("\u{0}{id}"));
+            }
+        }
+        Ok(Self::new(tokens, declared.ends)?.single_bytes())
+    }
+
     /// The tokens, by id.
     pub fn tokens(&self) -> &[Token] {
         &self.tokens
