@@ -1,4 +1,5 @@
-//! The check of constraints before a request costs anything else: its prompt is not tokenised yet, and it holds nothing.
+//! The check of constraints before a request costs anything else: its prompt is not tokenised yet, and it holds
+//! nothing.
 //!
 //! Checks run in a lane of their own, few at a time, so that a client that sends costly schemas delays neither requests
 //! without constraints nor the tokenising of others. In the lane, each API key, and without keys each address, has its

@@ -1,5 +1,5 @@
-//! A bounded lane of CPU-bound work: a number of closures run on blocking threads, a number wait, and callers get threads
-//! by deficit round robin. A full lane refuses further closures at once.
+//! A bounded lane of CPU-bound work: a number of closures run on blocking threads, a number wait, and callers get
+//! threads by deficit round robin. A full lane refuses further closures at once.
 
 use std::sync::Arc;
 

@@ -1,5 +1,4 @@
-"""A short form of tests/structured-output: 40 schemas, the random model, and three of the conditions. Also the commands of
-docs/structured-output.md's answers."""
+"""A short form of tests/structured-output: 40 schemas, the random model, and three of the conditions."""
 
 import structured_output
 

@@ -1,4 +1,5 @@
-//! The constraint of an answer, under the names of OpenAI's and of vLLM's API. `docs/structured-output.md` is for clients.
+//! The constraint of an answer, under the names of OpenAI's and of vLLM's API. For clients,
+//! `docs/structured-output.md` describes it.
 
 mod structural_tag;
 mod whitespace;

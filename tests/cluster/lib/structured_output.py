@@ -1,9 +1,9 @@
 """Answers that follow schemas, sampled at temperature 1 and judged by Python's jsonschema.
 
 The schemas are drawn by a seed, in families of keywords. Two models answer: one with random weights and a byte-level
-tokenizer made for the test, and the shipped one. An answer that ends with `stop` must validate, and at least half of them
-must end so. Then the same requests are sent under other conditions, and must get the same tokens. The exit code is 1 if an
-answer does not validate, if too few end, or if a token differs.
+tokenizer made for the test, and the shipped one. An answer that ends with `stop` must validate, and at least half of
+them must end so. Then the same requests are sent under other conditions, and must get the same tokens. The exit code is
+1 if an answer does not validate, if too few end, or if a token differs.
 """
 
 import argparse
