@@ -13,6 +13,7 @@ use std::{sync::Arc, time::Duration};
 use parking_lot::Mutex;
 use prost::Message;
 use tutti_constraints::ConstraintError;
+use tutti_proto::v1;
 use tutti_runtime::Error;
 
 use self::checker::Checker;
@@ -63,29 +64,28 @@ impl ConstraintChecks {
     }
 
     /// Checks a constraint for a model. The error's field is [`CONSTRAINT`] with the position in the constraint.
-    pub async fn check(&self, given: Given, model: &ServedModel, share: Share) -> Result<CheckedBy, Error> {
+    pub async fn check(
+        &self,
+        constraint: v1::Constraint,
+        model: &ServedModel,
+        share: Share,
+    ) -> Result<CheckedBy, Error> {
         let Some(tokenizer) = &model.text.tokenizer else {
             let message = "needs a tokenizer, and the server runs with skip_tokenizer_init";
             return Err(Error::invalid(CONSTRAINT, message));
         };
-        let thinking = given.thinking.as_ref().map_or(0, Message::encoded_len);
-        let bytes = given.constraint.encoded_len();
+        let bytes = constraint.encoded_len();
         if bytes > MAX_MESSAGE_BYTES {
             let message = format!("has {bytes} bytes; the limit is {MAX_MESSAGE_BYTES}");
             return Err(Error::invalid(CONSTRAINT, message));
         }
         let checker = self.checker(model);
-        let mut key = Vec::with_capacity(bytes + thinking);
-        // The lengths divide the two messages.
-        key.extend_from_slice(&(bytes as u64).to_le_bytes());
-        key.extend(given.constraint.encode_to_vec());
-        key.extend(given.thinking.iter().flat_map(Message::encode_to_vec));
-        let key: Arc<[u8]> = key.into();
+        let key: Arc<[u8]> = constraint.encode_to_vec().into();
         if let Some(verdict) = checker.known(&key) {
             return verdict.map(|()| CheckedBy::Known).map_err(to_client);
         }
         let tokenizer = tokenizer.clone();
-        let check = move || checker.check(key, given, tokenizer.head());
+        let check = move || checker.check(key, constraint, tokenizer.head());
         let verdict = self.lane.run(share, 1, check).await.map_err(|error| match error {
             NotRun::Full { ahead, limit } => {
                 let message = format!("{ahead} constraints are waiting to be checked, the limit is {limit}");

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock, Weak};
 
 use tutti_constraints::{CHECK_TIME, Constraint, ConstraintError, Declared, Environment, Vocabulary};
-use tutti_proto::{cluster::v1::Thinking, v1};
+use tutti_proto::v1;
 
 use super::verdicts::{Verdict, Verdicts};
 use crate::served::{ServedModel, ServedText};
@@ -20,15 +20,6 @@ pub struct Checker {
     /// The tokens as checks need them, made at the first check.
     environment: OnceLock<Result<Environment, ConstraintError>>,
     verdicts: Verdicts,
-}
-
-/// A constraint with the thinking block in front of it.
-#[derive(Clone)]
-pub struct Given {
-    /// The constraint.
-    pub constraint: v1::Constraint,
-    /// The block; `None` if there is none.
-    pub thinking: Option<Thinking>,
 }
 
 impl Checker {
@@ -57,7 +48,15 @@ impl Checker {
     }
 
     /// Checks a constraint and keeps the result. CPU-bound, for up to [`CHECK_TIME`] and the longest compilation.
-    pub fn check(&self, key: Arc<[u8]>, given: Given, tokenizer: &serde_json::Value) -> Verdict {
+    ///
+    /// The thinking block in front of an answer needs no check: it is no part of what clients send, and its tokens are
+    /// known once the prompt is rendered.
+    pub fn check(
+        &self,
+        key: Arc<[u8]>,
+        constraint: v1::Constraint,
+        tokenizer: &serde_json::Value,
+    ) -> Verdict {
         // Another request may have had the same constraint meanwhile.
         if let Some(verdict) = self.known(&key) {
             return verdict;
@@ -67,7 +66,7 @@ impl Checker {
             Environment::new(&Vocabulary::for_checks(tokenizer, &declared)?)
         });
         let environment = environment.as_ref().map_err(Clone::clone)?;
-        let verdict = Constraint::from_message(given.constraint, given.thinking.as_ref())
+        let verdict = Constraint::from_message(constraint, None)
             .and_then(|constraint| environment.check(&constraint, CHECK_TIME));
         self.verdicts.keep(key, verdict.clone());
         verdict

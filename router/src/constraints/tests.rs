@@ -25,11 +25,11 @@ fn byte_level() -> ServedModel {
     model(Some(test_support::tokenizer()))
 }
 
-fn given(kind: Kind) -> Given {
-    Given { constraint: v1::Constraint { kind: Some(kind), ..Default::default() }, thinking: None }
+fn given(kind: Kind) -> v1::Constraint {
+    v1::Constraint { kind: Some(kind), ..Default::default() }
 }
 
-fn schema(schema: &str) -> Given {
+fn schema(schema: &str) -> v1::Constraint {
     given(Kind::JsonSchema(v1::JsonSchema { schema: schema.to_owned(), strict: false }))
 }
 
@@ -93,9 +93,6 @@ async fn a_grammar_names_special_tokens_by_text_and_added_ones_by_id() {
     let error = check("start: <think> \"a\"").await.unwrap_err();
     assert!(error.message().contains("unknown special token"), "{error}");
     assert!(!error.message().contains('\0'), "{error}");
-    let thinking = Some(tutti_proto::cluster::v1::Thinking { begin: Some(263), end: 262, max_tokens: None });
-    let behind = Given { thinking, ..schema("{}") };
-    assert_eq!(checks.check(behind, &model, ME).await, Ok(CheckedBy::Compiling));
 }
 
 #[tokio::test]
@@ -116,7 +113,7 @@ async fn an_enormous_constraint_is_refused_before_it_is_parsed() {
 }
 
 /// Schemas that take tens of milliseconds each, all different.
-fn costly(n: usize) -> Given {
+fn costly(n: usize) -> v1::Constraint {
     let values: Vec<String> = (0..2000).map(|value| format!("\"{n} {value}\"")).collect();
     schema(&format!(r#"{{"enum": [{}]}}"#, values.join(",")))
 }
@@ -126,7 +123,7 @@ async fn a_flood_of_one_caller_delays_another_by_one_check() {
     let (checks, model) = (ConstraintChecks::with_threads(1), byte_level());
     let order = Mutex::new(Vec::new());
     let (flood, one) = (Share::of_key("flood"), Share::of_address([127, 0, 0, 1].into()));
-    let of = |given: Given, share: Share| {
+    let of = |given: v1::Constraint, share: Share| {
         let (checks, model, order) = (&checks, &model, &order);
         async move {
             checks.check(given, model, share).await.unwrap();

@@ -24,7 +24,7 @@ use super::{
     validate,
 };
 use crate::{
-    constraints::{ConstraintChecks, Given},
+    constraints::ConstraintChecks,
     fleet::{Fleet, PromptBlocks},
     keys::{Entry, Share},
     metrics::{RequestMeter, RequestName, RouterMetrics},
@@ -237,8 +237,7 @@ impl Generator {
             .as_ref()
             .map(|trace| trace.child("check_constraint", SpanKind::Internal, SystemTime::now()));
         let began = Instant::now();
-        let checked =
-            self.constraints.check(Given { constraint, thinking: request.thinking }, model, share).await;
+        let checked = self.constraints.check(constraint, model, share).await;
         self.metrics.constraint_checked(&checked, began.elapsed());
         checked.map(drop)
     }
