@@ -54,6 +54,9 @@ impl Verdicts {
 
     fn put(&self, generations: &mut Generations, key: Arc<[u8]>, verdict: Verdict) {
         let bytes = bytes(&key, &verdict);
+        if bytes > self.max_bytes / 2 {
+            return;
+        }
         if generations.new_bytes + bytes > self.max_bytes / 2 {
             generations.old = mem::take(&mut generations.new);
             generations.new_bytes = 0;

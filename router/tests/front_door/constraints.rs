@@ -6,16 +6,19 @@ use axum::http::StatusCode;
 use serde_json::{Value, json};
 use tonic::Code;
 use tutti_constraints::{Constraint, Declared, Environment, Vocabulary};
-use tutti_proto::v1::{
-    self as pb, GenerateRequest,
-    constraint::{Kind, Whitespace},
+use tutti_proto::{
+    cluster::v1::FinishReason,
+    v1::{
+        self as pb, GenerateRequest,
+        constraint::{Kind, Whitespace},
+    },
 };
 use tutti_router::RouterSettings;
 use tutti_runtime::Error;
 
 use crate::{
     grpc::{generate, text},
-    support::{Answer, Setup, ready, ready_with, tokenizer},
+    support::{self, Answer, Setup, ready, ready_with, tokenizer},
 };
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -93,7 +96,7 @@ async fn a_schema_is_refused_at_its_position_under_every_name() {
         (json!({ "$ref": "https://a.example/s" }), ".properties.a.$ref", "not inside the schema"),
         (json!({ "$ref": "#/$defs/none" }), ".properties.a", "none"),
         (json!({ "type": "integer", "minimum": 3, "maximum": 2 }), ".properties.a", "minimum"),
-        (json!(false), ".properties.a", ""),
+        (json!(false), "", ""),
         (json!({ "enum": [] }), "", ""),
         (deep, "", "is nested 33 deep; the limit is 32"),
         (json!({ "properties": members }), "", "is schema number 1025; the limit is 1024"),
@@ -255,13 +258,11 @@ async fn other_parameters_pass_beside_a_constraint() {
     members["prompt_logprobs"] = json!(1);
     members["max_tokens"] = json!(0);
     members["min_tokens"] = json!(0);
-    setup.conductor.play(|_| {
-        let scored = crate::support::prompt_logprobs(1, vec![]);
-        vec![scored, crate::support::end(tutti_proto::cluster::v1::FinishReason::Length, 0)]
-    });
+    let end = || support::end(FinishReason::Length, 0);
+    setup.conductor.play(move |_| vec![end()]);
     assert_eq!(ask(&setup, COMPLETIONS, &members).await.status, StatusCode::OK);
     // A continued message stands in the prompt: the constraint is that of what is written behind it.
-    setup.conductor.play(|_| crate::support::says("ok"));
+    setup.conductor.play(|_| support::says("ok"));
     let body = json!({ "messages": [{ "role": "user", "content": "x" }, { "role": "assistant", "content": "{" }],
         "continue_final_message": true, "response_format": { "type": "json_object" } });
     assert_eq!(setup.post(CHAT, &body).await.status, StatusCode::OK);
