@@ -228,7 +228,8 @@ impl Parameter {
     }
 }
 
-const OLDER: &str = "vLLM's older name of the member of `structured_outputs`";
+const OLDER: &str =
+    "vLLM's older name of the member of `structured_outputs`; an empty value asks for nothing";
 const OUTPUTS: &[Scope] = &[StructuredOutputs];
 const ONE_BACKEND: &str = "there is one backend";
 const NO_TOOLS: &str = "tools are not available";

@@ -60,7 +60,11 @@ pub fn take(fields: &mut Fields<'_>) -> Result<Asked, Error> {
         whitespace = WhitespaceOptions::take(&mut outputs)?;
         outputs.finish()?;
     }
-    found.extend(guided(fields)?);
+    for (name, read) in OLDER {
+        if let Some(value) = fields.take_raw(name).filter(|value| !is_empty(value)) {
+            found.push((read(name, value)?, name));
+        }
+    }
     whitespace.take_guided(fields)?;
     let mut found = found.into_iter();
     let Some((kind, name)) = found.next() else { return Ok(Asked::default()) };
@@ -119,38 +123,49 @@ fn json_schema(value: &RawValue) -> Result<pb::JsonSchema, Error> {
 /// Takes the kinds of `structured_outputs`.
 fn structured_outputs(fields: &mut Fields<'_>) -> Result<Vec<Named>, Error> {
     let mut found = Vec::new();
-    found.extend(schema(fields, "json")?.map(|kind| (kind, "structured_outputs.json")));
-    found.extend(regex(fields, "regex")?.map(|kind| (kind, "structured_outputs.regex")));
-    found.extend(choice(fields, "choice")?.map(|kind| (kind, "structured_outputs.choice")));
-    found.extend(grammar(fields, "grammar")?.map(|kind| (kind, "structured_outputs.grammar")));
+    for (member, name, read) in OUTPUTS {
+        if let Some(value) = fields.take_raw(member) {
+            found.push((read(name, value)?, name));
+        }
+    }
     if fields.take_or_default("json_object")? {
         found.push((Kind::JsonObject(pb::JsonObject {}), "structured_outputs.json_object"));
     }
-    let name = "structured_outputs.structural_tag";
-    if let Some(tags) = fields.take_raw("structural_tag") {
-        found.push((Kind::StructuralTags(structural_tag::read(name, tags)?), name));
-    }
     Ok(found)
 }
 
-/// Takes vLLM's older names.
-fn guided(fields: &mut Fields<'_>) -> Result<Vec<Named>, Error> {
-    let mut found = Vec::new();
-    found.extend(schema(fields, "guided_json")?.map(|kind| (kind, "guided_json")));
-    found.extend(regex(fields, "guided_regex")?.map(|kind| (kind, "guided_regex")));
-    found.extend(choice(fields, "guided_choice")?.map(|kind| (kind, "guided_choice")));
-    found.extend(grammar(fields, "guided_grammar")?.map(|kind| (kind, "guided_grammar")));
-    if let Some(tags) = fields.take_raw("structural_tag") {
-        found.push((Kind::StructuralTags(structural_tag::read("structural_tag", tags)?), "structural_tag"));
-    }
-    Ok(found)
+/// Reads a constraint from the value of the parameter of this name.
+type Reader = fn(&str, &RawValue) -> Result<Kind, Error>;
+
+/// The members of `structured_outputs` that are constraints, with their names in errors.
+const OUTPUTS: [(&str, &str, Reader); 5] = [
+    ("json", "structured_outputs.json", schema),
+    ("regex", "structured_outputs.regex", regex),
+    ("choice", "structured_outputs.choice", choice),
+    ("grammar", "structured_outputs.grammar", grammar),
+    ("structural_tag", "structured_outputs.structural_tag", structural_tag),
+];
+
+/// vLLM's older names. Clients send them with empty values to ask for nothing.
+const OLDER: [(&str, Reader); 5] = [
+    ("guided_json", schema),
+    ("guided_regex", regex),
+    ("guided_choice", choice),
+    ("guided_grammar", grammar),
+    ("structural_tag", structural_tag),
+];
+
+/// True for an empty object, list or text.
+fn is_empty(value: &RawValue) -> bool {
+    let json = value.get();
+    let inside = |open, close| json.strip_prefix(open).and_then(|json| json.strip_suffix(close));
+    let inside = inside("{", "}").or_else(|| inside("[", "]"));
+    json == "\"\"" || inside.is_some_and(|inside: &str| inside.trim_ascii().is_empty())
 }
 
-/// Takes a schema: an object, or its JSON as a text.
-fn schema(fields: &mut Fields<'_>, name: &str) -> Result<Option<Kind>, Error> {
-    let Some(value) = fields.take_raw(name) else { return Ok(None) };
-    let schema = object_text(&fields.name(name), value)?;
-    Ok(Some(Kind::JsonSchema(pb::JsonSchema { schema, strict: false })))
+/// Reads a schema: an object, or its JSON as a text.
+fn schema(name: &str, value: &RawValue) -> Result<Kind, Error> {
+    Ok(Kind::JsonSchema(pb::JsonSchema { schema: object_text(name, value)?, strict: false }))
 }
 
 /// The JSON of an object that is given as one, or as a text.
@@ -162,17 +177,21 @@ fn object_text(name: &str, value: &RawValue) -> Result<String, Error> {
     }
 }
 
-fn regex(fields: &mut Fields<'_>, name: &str) -> Result<Option<Kind>, Error> {
-    Ok(fields.take(name)?.map(Kind::Regex))
+fn regex(name: &str, value: &RawValue) -> Result<Kind, Error> {
+    fields::parse(name, value).map(Kind::Regex)
 }
 
-fn choice(fields: &mut Fields<'_>, name: &str) -> Result<Option<Kind>, Error> {
-    let texts = fields.take_list(name, MAX_LISTED)?;
-    Ok(texts.map(|texts| Kind::Choice(pb::Choices { texts })))
+fn choice(name: &str, value: &RawValue) -> Result<Kind, Error> {
+    let texts = fields::list(name, value, MAX_LISTED)?;
+    Ok(Kind::Choice(pb::Choices { texts }))
 }
 
-fn grammar(fields: &mut Fields<'_>, name: &str) -> Result<Option<Kind>, Error> {
-    Ok(fields.take(name)?.map(Kind::Lark))
+fn grammar(name: &str, value: &RawValue) -> Result<Kind, Error> {
+    fields::parse(name, value).map(Kind::Lark)
+}
+
+fn structural_tag(name: &str, value: &RawValue) -> Result<Kind, Error> {
+    structural_tag::read(name, value).map(Kind::StructuralTags)
 }
 
 #[cfg(test)]

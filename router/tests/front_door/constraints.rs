@@ -132,10 +132,10 @@ async fn every_other_kind_is_refused_under_its_name() {
     let tags = |tag: Value| json!({ "type": "structural_tag", "structures": [tag], "triggers": ["<f"] });
     for (members, field, reason) in [
         (json!({ "guided_regex": "(" }), "guided_regex", "is no regular expression"),
-        (json!({ "guided_regex": "" }), "guided_regex", "is empty"),
+        (json!({ "structured_outputs": { "regex": "" } }), "structured_outputs.regex", "is empty"),
         (json!({ "guided_regex": "a".repeat(9000) }), "guided_regex", "the limit is 8192"),
         (json!({ "guided_regex": "[^\\s\\S]" }), "guided_regex", ""),
-        (json!({ "guided_choice": [] }), "guided_choice", "is empty"),
+        (json!({ "structured_outputs": { "choice": [] } }), "structured_outputs.choice", "is empty"),
         (json!({ "guided_choice": ["a", ""] }), "guided_choice[1]", "is empty"),
         (json!({ "guided_choice": vec!["a"; 10_001] }), "guided_choice", "the limit is 10000"),
         (json!({ "guided_choice": vec!["a"; 20_000] }), "guided_choice", "has more than 16384 items"),
@@ -203,7 +203,7 @@ async fn every_other_kind_is_refused_under_its_name() {
 async fn without_a_tokenizer_a_constraint_is_refused() {
     let settings = RouterSettings { skip_tokenizer_init: true, ..Default::default() };
     let setup = ready_with(settings, true).await;
-    let body = json!({ "prompt": [1], "guided_json": {} });
+    let body = json!({ "prompt": [1], "guided_json": { "type": "null" } });
     let (param, message) = refusal(&setup.post(COMPLETIONS, &body).await);
     assert_eq!(param, "guided_json");
     assert!(message.contains("needs a tokenizer"), "{message}");

@@ -77,7 +77,7 @@ fn good_spellings() {
             tags("<f>"),
             "structured_outputs.structural_tag",
         ),
-        (json!({"guided_json": {}}), schema("{}", false), "guided_json"),
+        (json!({"guided_json": {"a": 1}}), schema(r#"{"a":1}"#, false), "guided_json"),
         (json!({"guided_json": "{}"}), schema("{}", false), "guided_json"),
         (json!({"guided_regex": "a+"}), Kind::Regex("a+".into()), "guided_regex"),
         (json!({"guided_choice": ["a", "b"]}), choice(), "guided_choice"),
@@ -104,6 +104,8 @@ fn neutral_values_ask_for_nothing() {
         json!({"structured_outputs": {}}),
         json!({"structured_outputs": {"json": null, "json_object": false, "disable_any_whitespace": false}}),
         json!({"structured_outputs": {"disable_fallback": true, "disable_additional_properties": false}}),
+        json!({"guided_json": {}, "guided_choice": [], "guided_regex": "", "guided_grammar": "", "structural_tag": {}}),
+        json!({"guided_json": "", "structural_tag": ""}),
         json!({"guided_decoding_backend": "xgrammar", "guided_whitespace_pattern": null}),
     ] {
         assert_eq!(asked(members.clone()), Ok(Asked::default()), "{members}");
@@ -169,9 +171,9 @@ fn bad_spellings_are_named() {
         (json!({"guided_choice": {"a": 1}}), "guided_choice"),
         (json!({"structural_tag": 1}), "structural_tag"),
         // More than one at a time.
-        (json!({"guided_json": {}, "guided_regex": "a"}), "guided_regex"),
+        (json!({"guided_json": {"a": 1}, "guided_regex": "a"}), "guided_regex"),
         (json!({"structured_outputs": {"json": {}, "regex": "a"}}), "structured_outputs.regex"),
-        (json!({"response_format": {"type": "json_object"}, "guided_json": {}}), "guided_json"),
+        (json!({"response_format": {"type": "json_object"}, "guided_json": "true"}), "guided_json"),
         (
             json!({"response_format": {"type": "json_object"}, "structured_outputs": {"json": {}}}),
             "structured_outputs.json",
