@@ -36,3 +36,6 @@ impl Arrival {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
