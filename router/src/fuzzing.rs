@@ -1,5 +1,6 @@
 //! Entry points of the fuzzers (`tests/fuzzing`). A failed assertion is a finding.
 
+mod constraint;
 mod template;
 mod text;
 
@@ -22,6 +23,7 @@ use crate::{
 };
 
 pub use self::{
+    constraint::constraint,
     template::chat_template,
     text::{Outputs, stop_strings},
 };

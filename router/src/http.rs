@@ -6,6 +6,7 @@ mod chat;
 mod choices;
 mod cluster;
 mod completions;
+mod constraints;
 mod cors;
 mod error;
 mod fields;

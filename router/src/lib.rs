@@ -6,6 +6,7 @@
 mod access;
 mod bound;
 mod conductor_channel;
+mod constraints;
 mod fair_queue;
 mod fleet;
 mod front_door;
@@ -23,6 +24,7 @@ mod readers;
 mod served;
 mod text;
 mod uploads;
+mod work_lane;
 
 #[cfg(any(test, feature = "fuzzing"))]
 #[allow(clippy::unwrap_used)]

@@ -32,6 +32,7 @@ use self::{
 };
 use crate::{
     access::{GenerationEnd, RequestRecord},
+    constraints::CheckedBy,
     generation::{GenerationRequest, Prompt, Reason, Usage},
     served::ServedModel,
 };
@@ -95,6 +96,14 @@ struct ReasonLabel {
     reason: &'static str,
 }
 
+/// Results of checks of constraints.
+const CHECKS: [&str; 3] = ["compiled", "known", "refused"];
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct CheckLabel {
+    result: &'static str,
+}
+
 declare_metrics! {
     #[derive(Clone)]
     struct OwnMetrics {
@@ -112,6 +121,10 @@ declare_metrics! {
             "Seconds between two consecutive deliveries of a choice's tokens";
         whole: Histogram = Histogram::new(LATENCY_BOUNDS), "request_seconds",
             "Seconds from a generation's arrival to its end, for every outcome";
+        checks: Family<CheckLabel, Counter>, "constraint_checks",
+            "Checks of constraints, by result: compiled, known from an earlier request, refused";
+        check_seconds: Histogram = Histogram::new(LATENCY_BOUNDS), "constraint_check_seconds",
+            "Seconds that a request has waited for the check of its constraint";
         prompt_tokens: Counter, "prompt_tokens", "Prompt tokens of accepted requests";
         generated_tokens: Counter, "generated_tokens", "Tokens received from conductors";
     }
@@ -138,7 +151,22 @@ impl RouterMetrics {
         for reason in ErrorKind::labels() {
             own.refusals.get_or_create(&ReasonLabel { reason }).inc_by(0);
         }
+        for result in CHECKS {
+            own.checks.get_or_create(&CheckLabel { result }).inc_by(0);
+        }
         Self { own, gen_ai: metrics.register_conventional(GenAiMetrics::register) }
+    }
+
+    /// Counts the check of a constraint, which the request has waited for.
+    pub fn constraint_checked(&self, checked: &Result<CheckedBy, Error>, waited: Duration) {
+        let [compiled, known, refused] = CHECKS;
+        let result = match checked {
+            Ok(CheckedBy::Compiling) => compiled,
+            Ok(CheckedBy::Known) => known,
+            Err(_) => refused,
+        };
+        self.own.checks.get_or_create(&CheckLabel { result }).inc();
+        self.own.check_seconds.observe(waited.as_secs_f64());
     }
 
     /// Counts an answer. Routes and statuses come from fixed sets, never from a client's text.

@@ -210,7 +210,7 @@ impl Error {
     /// An error of this kind. By convention the message is lowercase and names the values. The middle of a message over
     /// 2 KiB is left out.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        let message = shorten(message.into(), MAX_MESSAGE_BYTES, MESSAGE_END_BYTES);
+        let message = shorten(message.into(), MAX_MESSAGE_BYTES, MESSAGE_END_BYTES, " … ");
         Self { kind, message, field: None, retry_after: None }
     }
 
@@ -242,7 +242,8 @@ impl Error {
     /// Sets the field at fault. The middle of a name over 256 bytes is left out.
     #[must_use]
     pub fn with_field(mut self, field: impl Into<String>) -> Self {
-        self.field = Some(shorten(field.into(), MAX_FIELD_BYTES, MAX_FIELD_BYTES / 4));
+        // In ASCII, because metadata of gRPC is.
+        self.field = Some(shorten(field.into(), MAX_FIELD_BYTES, MAX_FIELD_BYTES / 4, " ... "));
         self
     }
 
@@ -273,12 +274,12 @@ impl Error {
     }
 }
 
-/// Leaves out the middle of a text that is longer than `limit` bytes. Keeps about `end` bytes of the text's end.
-fn shorten(text: String, limit: usize, end: usize) -> String {
+/// Leaves out the middle of a text that is longer than `limit` bytes, and writes `left_out` there. Keeps about `end`
+/// bytes of the text's end.
+fn shorten(text: String, limit: usize, end: usize, left_out: &str) -> String {
     if text.len() <= limit {
         return text;
     }
-    let left_out = " … ";
     let head = text.floor_char_boundary(limit - end - left_out.len());
     let tail = text.ceil_char_boundary(text.len() - end);
     [&text[..head], left_out, &text[tail..]].concat()

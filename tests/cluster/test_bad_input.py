@@ -94,7 +94,8 @@ CHAT = [
     ({"top_logprobs": 2}, "top_logprobs", ["logprobs"]),
     ({"max_completion_tokens": HUGE}, "max_completion_tokens", [str(HUGE)]),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", []),
-    ({"response_format": {"type": "json_object"}}, "response_format", []),
+    ({"response_format": {"type": "grammar"}}, "response_format.type", ["grammar", "json_schema"]),
+    ({"guided_json": {"properties": {"a": {"not": {}}}}}, "guided_json.properties.a.not", ["cannot be enforced"]),
     ({"prompt": "hi"}, "prompt", ["not a parameter"]),
 ]
 

@@ -34,13 +34,14 @@ const SECTIONS: [Section; 4] = [
 ];
 
 fn is_in(parameter: &Parameter, scope: Scope) -> bool {
-    // The parameters of `stream_options` apply to both routes.
+    // The members of these objects apply to both routes.
+    let of_both = [Scope::StreamOptions, Scope::StructuredOutputs];
     parameter.scopes.contains(&scope)
-        || parameter.scopes == [Scope::StreamOptions] && scope == Scope::Completions
+        || scope == Scope::Completions && of_both.iter().any(|object| parameter.scopes == [*object])
 }
 
 fn is_in_chat(parameter: &Parameter) -> bool {
-    let objects = [Scope::Chat, Scope::StreamOptions, Scope::Message];
+    let objects = [Scope::Chat, Scope::StreamOptions, Scope::StructuredOutputs, Scope::Message];
     objects.iter().any(|scope| parameter.scopes.contains(scope))
 }
 
@@ -82,6 +83,7 @@ pub fn update(text: &str) -> Option<String> {
 fn name(parameter: &Parameter) -> String {
     let object = match parameter.scopes {
         [Scope::StreamOptions] => "stream_options.",
+        [Scope::StructuredOutputs] => "structured_outputs.",
         [Scope::Message] => "messages[].",
         _ => "",
     };
@@ -137,6 +139,8 @@ fn range(kind: Kind) -> String {
             format!("{} to {} each, at most {} {}", each.low, each.high, count.most, count.items)
         }
         Kind::Object => "an object".into(),
+        Kind::ObjectOrJson => "an object, or its JSON as a text".into(),
+        Kind::Texts => "a list of texts".into(),
         Kind::Prompt => "a text, a list of token ids, or a list of either".into(),
         Kind::Content => "a text or a list of parts".into(),
         Kind::Boolean | Kind::Text | Kind::TokenIds(None) | Kind::Objects | Kind::Any => String::new(),

@@ -52,6 +52,8 @@ pub enum Scope {
     Detokenize,
     /// The object `stream_options`.
     StreamOptions,
+    /// The object `structured_outputs`.
+    StructuredOutputs,
     /// An item of the list `messages`.
     Message,
 }
@@ -69,6 +71,8 @@ pub enum Kind {
     Seed,
     /// A text.
     Text,
+    /// A list of texts.
+    Texts,
     /// A text or a list of texts.
     Stops,
     /// A list of token ids, with the maximum length if there is one.
@@ -78,6 +82,8 @@ pub enum Kind {
     Biases(Count, Numbers),
     /// An object.
     Object,
+    /// An object, or its JSON as a text.
+    ObjectOrJson,
     /// A list of objects.
     Objects,
     /// A text, a list of token ids, a list of texts, or a list of lists of token ids.
@@ -153,7 +159,7 @@ pub fn at(scope: Scope) -> impl Iterator<Item = &'static Parameter> {
     all().filter(move |parameter| parameter.scopes.contains(&scope))
 }
 
-use Scope::{Chat, Completions, Detokenize, Message, StreamOptions, Tokenize};
+use Scope::{Chat, Completions, Detokenize, Message, StreamOptions, StructuredOutputs, Tokenize};
 
 const BOTH: &[Scope] = &[Completions, Chat];
 
@@ -222,7 +228,10 @@ impl Parameter {
     }
 }
 
-const NO_GRAMMAR: &str = "the output is free text; constrained decoding is not available";
+const OLDER: &str =
+    "vLLM's older name of the member of `structured_outputs`; an empty value asks for nothing";
+const OUTPUTS: &[Scope] = &[StructuredOutputs];
+const ONE_BACKEND: &str = "there is one backend";
 const NO_TOOLS: &str = "tools are not available";
 const BEAMS: &str = "it belongs to beam search";
 /// Values by which clients ask for nothing.
@@ -307,11 +316,39 @@ static REST: &[Parameter] = &[
     ignored("service_tier", BOTH, ACCOUNTS),
     ignored("safety_identifier", BOTH, ACCOUNTS),
     ignored("prompt_cache_key", BOTH, ACCOUNTS),
-    refused("guided_json", BOTH, NO_GRAMMAR, NOTHING),
-    refused("guided_regex", BOTH, NO_GRAMMAR, NOTHING),
-    refused("guided_choice", BOTH, NO_GRAMMAR, NOTHING),
-    refused("guided_grammar", BOTH, NO_GRAMMAR, NOTHING),
-    refused("structured_outputs", BOTH, NO_GRAMMAR, NOTHING),
+    // Constraints. A request has one of them.
+    parameter("response_format", BOTH, Kind::Object).absent(Absent::Means("any text")).note(
+        "`text`, `json_object`, `json_schema` or vLLM's `structural_tag`, see [structured output](structured-output.md)",
+    ),
+    parameter("structured_outputs", BOTH, Kind::Object)
+        .absent(Absent::Means("any text"))
+        .note("as in vLLM: one of the first six members"),
+    parameter("json", OUTPUTS, Kind::ObjectOrJson).note("a JSON schema, not checked for OpenAI's strict rules"),
+    parameter("regex", OUTPUTS, Kind::Text).note("matches the whole answer"),
+    parameter("choice", OUTPUTS, Kind::Texts).note("the answer is one of them"),
+    parameter("grammar", OUTPUTS, Kind::Text).note("in Lark"),
+    flag("json_object", OUTPUTS, false),
+    parameter("structural_tag", OUTPUTS, Kind::ObjectOrJson).note("`structures` and `triggers`"),
+    parameter("whitespace", OUTPUTS, Kind::Text)
+        .absent(Absent::Means("`bounded`"))
+        .note("`compact`, `bounded` or `any`: white space between the tokens of JSON; for `response_format`, too"),
+    flag("disable_any_whitespace", OUTPUTS, false).note("the same as `compact`"),
+    parameter("whitespace_pattern", OUTPUTS, Kind::Text).note("`\"\"` is `compact` and `\"\\s*\"` is `any`; no others"),
+    refused(
+        "disable_additional_properties",
+        OUTPUTS,
+        "schemas are taken as they are; write additionalProperties",
+        &["false"],
+    ),
+    ignored("disable_fallback", OUTPUTS, ONE_BACKEND),
+    parameter("guided_json", BOTH, Kind::ObjectOrJson).note(OLDER),
+    parameter("guided_regex", BOTH, Kind::Text).note(OLDER),
+    parameter("guided_choice", BOTH, Kind::Texts).note(OLDER),
+    parameter("guided_grammar", BOTH, Kind::Text).note(OLDER),
+    parameter("structural_tag", BOTH, Kind::ObjectOrJson).note(OLDER),
+    parameter("guided_whitespace_pattern", BOTH, Kind::Text)
+        .note("vLLM's older name of `structured_outputs.whitespace_pattern`"),
+    ignored("guided_decoding_backend", BOTH, ONE_BACKEND),
     refused("logits_processors", BOTH, "requests bring no code; use logit_bias", &["[]"]),
     refused("bad_words", BOTH, "use logit_bias", &["[]"]),
     refused("allowed_token_ids", BOTH, "use logit_bias", &["[]"]),
@@ -397,7 +434,6 @@ static REST: &[Parameter] = &[
     refused("mm_processor_kwargs", &[Chat], "media are processed in one way", NOTHING),
     refused("tool_choice", &[Chat], NO_TOOLS, &["\"none\"", "\"auto\""]),
     refused("function_call", &[Chat], NO_TOOLS, &["\"none\"", "\"auto\""]),
-    refused("response_format", &[Chat], NO_GRAMMAR, &["{\"type\":\"text\"}", "{}"]),
     refused("modalities", &[Chat], "the output is text", &["[\"text\"]", "[]"]),
     refused("audio", &[Chat], "the output is text", &[]),
     refused(
@@ -427,6 +463,7 @@ static REST: &[Parameter] = &[
         .note("as many as the model's context"),
     // Parameters of gRPC alone.
     parameter("media", &[], Kind::Objects).grpc(&["media"]),
+    parameter("constraint", &[], Kind::Object).grpc(&["constraint"]),
 ];
 
 #[cfg(test)]

@@ -1,9 +1,12 @@
 //! The facts of a request besides its content, which HTTP and gRPC collect on arrival.
 
 use axum::http::{Extensions, HeaderMap};
-use tutti_runtime::trace::ClientSpan;
+use tutti_runtime::{serve::Peer, trace::ClientSpan};
 
-use crate::{access::RequestRecord, keys::Entry};
+use crate::{
+    access::RequestRecord,
+    keys::{Entry, Share},
+};
 
 /// A request's arrival at a surface.
 pub struct Arrival {
@@ -13,15 +16,26 @@ pub struct Arrival {
     pub client: Option<ClientSpan>,
     /// The request's record.
     pub record: RequestRecord,
+    /// The share of the key or, without one, of the address.
+    pub share_of_checks: Share,
 }
 
 impl Arrival {
     /// Reads the headers of a request, or the metadata of a gRPC call, and what admission has put into its extensions.
     pub fn of(headers: &HeaderMap, extensions: &Extensions) -> Self {
+        let entry = Entry::of(extensions);
+        let share_of_checks = match (entry.share(), extensions.get::<Peer>()) {
+            (Share::WITHOUT_KEY, Some(Peer::Ip(address))) => Share::of_address(*address),
+            (share, _) => share,
+        };
         Self {
-            entry: Entry::of(extensions),
+            entry,
             client: ClientSpan::of(headers),
             record: RequestRecord::of(extensions),
+            share_of_checks,
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

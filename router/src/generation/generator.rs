@@ -24,6 +24,7 @@ use super::{
     validate,
 };
 use crate::{
+    constraints::ConstraintChecks,
     fleet::{Fleet, PromptBlocks},
     keys::{Entry, Share},
     metrics::{RequestMeter, RequestName, RouterMetrics},
@@ -40,6 +41,7 @@ use crate::{
 pub struct Generator {
     fleet: Arc<Fleet>,
     pool: TextPool,
+    constraints: ConstraintChecks,
     /// One permit per running choice.
     permits: Arc<Permits>,
     max_choices: u32,
@@ -62,6 +64,7 @@ impl Generator {
         Ok(Self {
             fleet,
             pool: TextPool::new(config.tokenizer_threads, config.tokenizer_queue)?,
+            constraints: ConstraintChecks::new(),
             permits: Permits::new(config.max_concurrent_choices),
             max_choices: config.max_concurrent_choices,
             settings,
@@ -127,10 +130,11 @@ impl Generator {
 
     /// Starts a request. Returns when conductors have accepted all of the request's choices.
     pub async fn start(&self, request: GenerationRequest, arrival: Arrival) -> Result<Generation, Error> {
-        let Arrival { entry, client, record } = arrival;
+        let Arrival { entry, client, record, share_of_checks } = arrival;
         let mut meter = RequestMeter::start(&self.metrics, client, record, &request, self.fleet.served());
-        let (span, name) = (meter.span().clone(), meter.name());
-        match within(request.timeout, self.accept(request, &entry, name)).instrument(span).await {
+        let (span, name, timeout) = (meter.span().clone(), meter.name(), request.timeout);
+        let accepted = self.accept(request, &entry, name, share_of_checks);
+        match within(timeout, accepted).instrument(span).await {
             Ok(accepted) => Ok(Generation::new(accepted, entry, meter)),
             Err(error) => {
                 meter.refused(&error);
@@ -144,6 +148,7 @@ impl Generator {
         mut request: GenerationRequest,
         entry: &Entry,
         name: RequestName,
+        share_of_checks: Share,
     ) -> Result<Accepted, Error> {
         let arrived = Instant::now();
         // The limits are read once, so that all checks of this request's logprobs use the same limits.
@@ -158,6 +163,7 @@ impl Generator {
         validate::prompt_logprobs(known, &request.output, n, limits.max_prompt_logprobs)?;
         entry.check_priority(request.priority)?;
         let choices = self.count_choices(request.prompts.len(), n)?;
+        self.check_constraint(&request, &model, &name, share_of_checks).await?;
         let estimate: u64 = request.prompts.iter().map(Prompt::estimate_tokens).sum();
         let asked = request.stopping.max_tokens.or(request.stopping.default_max_tokens).unwrap_or(0);
         entry.reserve(choices, estimate + u64::from(asked) * u64::from(choices))?;
@@ -214,6 +220,26 @@ impl Generator {
         let info =
             Arc::new(GenerationInfo { model, prompts, n, output: request.output, share: entry.share() });
         Ok(Accepted { info, choices, permits, queued, unread })
+    }
+
+    /// Checks a request's constraint, before the request holds anything that others wait for.
+    async fn check_constraint(
+        &self,
+        request: &GenerationRequest,
+        model: &ServedModel,
+        name: &RequestName,
+        share: Share,
+    ) -> Result<(), Error> {
+        let Some(constraint) = request.constraint.clone() else { return Ok(()) };
+        // Dropped at the end of the check, as that of tokenising.
+        let _span = name
+            .trace
+            .as_ref()
+            .map(|trace| trace.child("check_constraint", SpanKind::Internal, SystemTime::now()));
+        let began = Instant::now();
+        let checked = self.constraints.check(constraint, model, share).await;
+        self.metrics.constraint_checked(&checked, began.elapsed());
+        checked.map(drop)
     }
 
     /// Returns, for each choice in order, the prompt's blocks and the request without its prompt.

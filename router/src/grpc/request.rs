@@ -11,6 +11,7 @@ use tutti_proto::{
 use tutti_runtime::Error;
 
 use crate::{
+    constraints::CONSTRAINT,
     generation::{Conversation, GenerationRequest, Media, Output, Placeholders, Prompt, Stopping},
     keys::ClientSalt,
     text::template::{Message, RenderOptions},
@@ -119,6 +120,10 @@ fn deadline(metadata: &MetadataMap) -> Option<Duration> {
 /// Renames the field of an error from the core's name to the proto's.
 pub fn respell(error: Error, kind: PromptKind) -> Error {
     let Some(field) = error.field() else { return error };
+    if let Some(path) = field.strip_prefix(CONSTRAINT) {
+        let spelt = in_constraint(path);
+        return error.with_field(spelt);
+    }
     let spelt = match field {
         "prompt" => match kind {
             PromptKind::Text => "text".to_owned(),
@@ -134,6 +139,24 @@ pub fn respell(error: Error, kind: PromptKind) -> Error {
         }
     };
     error.with_field(spelt)
+}
+
+/// Names of the library in positions, and the proto's.
+const POSITIONS: [(&str, &str); 6] = [
+    (".schema", ".json_schema.schema"),
+    (".choice[", ".choice.texts["),
+    (".choice", ".choice.texts"),
+    (".grammar", ".lark"),
+    (".structural_tag.structures", ".structural_tags.tags"),
+    (".structural_tag", ".structural_tags"),
+];
+
+/// The field at a position in a constraint. Metadata of gRPC is ASCII, and names of members need not be.
+fn in_constraint(path: &str) -> String {
+    let renamed = POSITIONS.iter().find_map(|(ours, protos)| Some((protos, path.strip_prefix(ours)?)));
+    let (field, rest) = renamed.map_or(("", path), |(field, rest)| (*field, rest));
+    let rest = rest.chars().map(|c| if c.is_ascii() { c } else { '?' });
+    [CONSTRAINT, field].concat().chars().chain(rest).collect()
 }
 
 #[cfg(test)]

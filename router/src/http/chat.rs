@@ -11,6 +11,7 @@ use tutti_runtime::Error;
 use super::{
     Api, answer,
     choices::{self, StopReason},
+    constraints::{self, ConstraintName},
     error::ApiError,
     fields::Fields,
     logprobs::ChatLogprobs,
@@ -31,13 +32,15 @@ pub(super) struct Chat {
     /// The name by which the client set the limit of output tokens: `max_completion_tokens` or `max_tokens`. Errors
     /// about the limit use this name.
     max_tokens_name: &'static str,
+    constraint_name: ConstraintName,
 }
 
 /// Answers a chat request.
 pub async fn create(State(api): State<Api>, request: Request) -> Result<Response, ApiError> {
     let arrival = Arrival::of(request.headers(), request.extensions());
-    let Chat { request, return_token_ids, stream, max_tokens_name } = api.parse(request, parse).await?;
-    let respell = |error| respell(error, max_tokens_name);
+    let Chat { request, return_token_ids, stream, max_tokens_name, constraint_name } =
+        api.parse(request, parse).await?;
+    let respell = |error| constraint_name.respell(respell(error, max_tokens_name));
     let mut generation = api.generator.start(request, arrival).await.map_err(respell)?;
     let render = Renderer::new(&generation.info, return_token_ids, stream);
     if stream.is_some() {
@@ -75,6 +78,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Chat, Error> {
         keep_special_tokens: shared.keep_special_tokens,
         ..Output::default()
     };
+    let asked = constraints::take(&mut fields)?;
     fields.finish()?;
     let request = GenerationRequest {
         model: shared.model,
@@ -87,10 +91,11 @@ pub(super) fn parse(body: &[u8]) -> Result<Chat, Error> {
         priority: shared.priority,
         timeout: shared.timeout,
         cache_salt: shared.cache_salt,
-        constraint: None,
+        constraint: asked.constraint,
         thinking: None,
     };
-    Ok(Chat { request, return_token_ids: shared.return_token_ids, stream: shared.stream, max_tokens_name })
+    let (return_token_ids, stream) = (shared.return_token_ids, shared.stream);
+    Ok(Chat { request, return_token_ids, stream, max_tokens_name, constraint_name: asked.name })
 }
 
 /// Takes `max_completion_tokens`, or its older name `max_tokens`.

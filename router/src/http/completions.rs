@@ -14,6 +14,7 @@ use tutti_runtime::Error;
 use super::{
     Api, answer,
     choices::{self, StopReason},
+    constraints::{self, ConstraintName},
     error::ApiError,
     fields::{self, Fields},
     logprobs::{CompletionLogprobs, PromptLogprobs, Rendered},
@@ -30,6 +31,7 @@ pub(super) struct Completion {
     pub(super) request: GenerationRequest,
     return_token_ids: bool,
     stream: Option<StreamOptions>,
+    constraint_name: ConstraintName,
 }
 
 /// Answers a completion request.
@@ -37,13 +39,14 @@ pub async fn create(State(api): State<Api>, request: Request) -> Result<Response
     let arrival = Arrival::of(request.headers(), request.extensions());
     let max_prompts = api.generator.max_choices() as usize;
     let parse = move |body: &[u8]| parse(body, max_prompts);
-    let Completion { request, return_token_ids, stream } = api.parse(request, parse).await?;
-    let mut generation = api.generator.start(request, arrival).await?;
+    let Completion { request, return_token_ids, stream, constraint_name } = api.parse(request, parse).await?;
+    let respell = |error| constraint_name.respell(error);
+    let mut generation = api.generator.start(request, arrival).await.map_err(respell)?;
     let mut render = Renderer::new(&generation.info, return_token_ids, stream);
     if stream.is_some() {
         return Ok(sse::respond(api.generator.clone(), generation, render));
     }
-    let whole = choices::collect(&mut generation).await?;
+    let whole = choices::collect(&mut generation).await.map_err(respell)?;
     let (info, usage) = (generation.info.clone(), generation.usage());
     let work = info.writing(whole.iter().map(|delta| info.estimate(delta)).sum());
     let write = move || {
@@ -75,6 +78,7 @@ pub(super) fn parse(body: &[u8], max_prompts: usize) -> Result<Completion, Error
         let message = format!("is {best_of}, but must equal n: all choices are returned, none is picked");
         return Err(Error::invalid("best_of", message));
     }
+    let asked = constraints::take(&mut fields)?;
     fields.finish()?;
     let stopping = Stopping { max_tokens, default_max_tokens: Some(DEFAULT_MAX_TOKENS), ..shared.stopping };
     let request = GenerationRequest {
@@ -88,10 +92,11 @@ pub(super) fn parse(body: &[u8], max_prompts: usize) -> Result<Completion, Error
         priority: shared.priority,
         timeout: shared.timeout,
         cache_salt: shared.cache_salt,
-        constraint: None,
+        constraint: asked.constraint,
         thinking: None,
     };
-    Ok(Completion { request, return_token_ids: shared.return_token_ids, stream: shared.stream })
+    let (return_token_ids, stream) = (shared.return_token_ids, shared.stream);
+    Ok(Completion { request, return_token_ids, stream, constraint_name: asked.name })
 }
 
 /// Parses the prompt: a text, a list of token ids, a list of texts, or a list of lists of token ids.

@@ -1,9 +1,10 @@
 //! Parses the request bodies of each route, for fuzzers.
 
+use tutti_proto::{parameters::Scope, v1::Constraint};
 use tutti_runtime::Error;
 use tutti_settings::ChatSpecialTokens;
 
-use super::{chat, completions, tokenize};
+use super::{chat, completions, constraints, fields::Fields, tokenize};
 use crate::{
     generation::{GenerationRequest, Length, to_tokens},
     served::ServedModel,
@@ -49,4 +50,10 @@ impl Route {
             }
         }
     }
+}
+
+/// The constraint in the body of a request; `None` if the body is refused, or asks for no constraint.
+pub fn constraint_of(body: &str) -> Option<Constraint> {
+    let mut fields = Fields::of_body(body.as_bytes(), Scope::Completions).ok()?;
+    constraints::take(&mut fields).ok()?.constraint
 }

@@ -2,6 +2,7 @@
 //! AI.
 
 use tracing::{Span, field::Empty};
+use tutti_proto::v1::constraint::Kind;
 use tutti_runtime::{
     Error,
     request_id::XRequestId,
@@ -69,7 +70,7 @@ impl RequestSpan {
         self.set("gen_ai.provider.name", PROVIDER);
         self.set("gen_ai.request.model", request.model.clone().unwrap_or_else(|| model.to_owned()));
         self.set("gen_ai.response.model", model.to_owned());
-        self.set("gen_ai.output.type", "text");
+        self.set("gen_ai.output.type", if is_json(request) { "json" } else { "text" });
         self.set("gen_ai.request.choice.count", i64::from(request.n.unwrap_or(1)));
         let (sampling, stopping) = (&request.sampling, &request.stopping);
         let number = |key, value: Option<f32>| {
@@ -142,4 +143,10 @@ impl RequestSpan {
             self.log.in_scope(|| ());
         }
     }
+}
+
+/// True if a request's constraint makes its answers JSON.
+fn is_json(request: &GenerationRequest) -> bool {
+    let kind = request.constraint.as_ref().and_then(|constraint| constraint.kind.as_ref());
+    matches!(kind, Some(Kind::JsonObject(_) | Kind::JsonSchema(_)))
 }

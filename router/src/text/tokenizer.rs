@@ -1,5 +1,6 @@
 //! The checkpoint's tokenizer (`tokenizer.json`): encode, decode, and the bytes of single tokens.
 
+mod head;
 mod quoted;
 
 use std::{borrow::Cow, collections::HashSet};
@@ -47,6 +48,8 @@ pub struct Tokenizer {
     longest: usize,
     /// True if a long text may be encoded in segments.
     cuttable: bool,
+    /// See [`Tokenizer::head`].
+    head: serde_json::Value,
 }
 
 /// Upper bound of the factor by which normalisation shortens a text. Unicode composition shortens a text the most, by a
@@ -104,8 +107,15 @@ impl Tokenizer {
             added: added.keys().copied().collect(),
             cuttable: segments::allowed(&inner),
             byte_level: inner.get_decoder().is_some_and(is_byte_level),
+            head: head::read(json)
+                .map_err(|e| Error::invalid("tokenizer", format!("tokenizer.json: {e}")))?,
             inner,
         })
+    }
+
+    /// The `tokenizer.json` with an empty vocabulary, for checks of constraints.
+    pub fn head(&self) -> &serde_json::Value {
+        &self.head
     }
 
     /// Encodes a text into token ids.

@@ -83,7 +83,6 @@ async fn every_bad_member_is_named_and_the_next_request_is_served() {
         ("", json!({ "model": "gpt-9" }), "model"),
         ("", json!({ "model": 5 }), "model"),
         ("", json!({ "tempreature": 1 }), "tempreature"),
-        ("", json!({ "guided_json": { "type": "object" } }), "guided_json"),
         ("", json!({ "ignore_eos": 1 }), "ignore_eos"),
         ("", json!({ "priority": 9 }), "priority"),
         ("", json!({ "priority": -9 }), "priority"),
@@ -132,7 +131,6 @@ async fn every_bad_member_is_named_and_the_next_request_is_served() {
         (CHAT, json!({ "logprobs": 2 }), "logprobs"),
         (CHAT, json!({ "tools": [{ "type": "function" }] }), "tools"),
         (CHAT, json!({ "tool_choice": "required" }), "tool_choice"),
-        (CHAT, json!({ "response_format": { "type": "json_object" } }), "response_format"),
         (CHAT, json!({ "modalities": ["text", "audio"] }), "modalities"),
         (
             CHAT,

@@ -7,6 +7,7 @@ mod bad_input;
 mod browsers;
 mod chat;
 mod completions;
+mod constraints;
 mod grpc;
 mod life;
 mod limits;

@@ -88,6 +88,10 @@ fn honoured(kind: Kind) -> Values {
                 wrong: vec![json!(1), json!([1]), json!({ "a": 1 }), json!({ "1": "a" })],
             }
         }
+        Kind::Texts => Values { wrong: vec![json!(1), json!("a"), json!([1])], ..Values::default() },
+        Kind::ObjectOrJson => {
+            Values { wrong: vec![json!(1), json!(true), json!(["a"])], ..Values::default() }
+        }
         Kind::Object | Kind::Objects | Kind::Prompt | Kind::Content | Kind::TokenIds(None) => {
             Values { wrong: vec![json!(1), json!(true)], ..Values::default() }
         }

@@ -85,6 +85,7 @@ COMMANDS = [
     (r"python3 -m venv target/tutti-tiny|target/tutti-tiny/bin/.*", "not run: trains the shipped model, an hour or more"),
     (r"kind .*|docker .*|helm (install|test) .*", "not run: there is no container engine; tests/cluster/test_chart.py installs the chart by Helm's library"),
     (r"deploy/docker/build cpu( router)?", "tests/cluster/test_images.py: with a stand-in for Docker"),
+    (r"tests/structured-output( --seed 39)?", "tests/cluster/test_structured_output.py: 40 of the schemas"),
     (r"UPDATE_CHART=1 cargo test -p tutti-settings", "tests/run: the test that compares the schema"),
     (r"just check", PEOPLE),
     (r"just t CRATE|tests/crate (CRATE|scheduler)", "not run: tests/run runs the lints and tests of all crates"),

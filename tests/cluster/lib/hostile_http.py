@@ -1,5 +1,7 @@
 """Attacks over HTTP/1 on a cluster's port of clients."""
 
+import asyncio
+import collections
 import json
 import socket
 
@@ -149,3 +151,47 @@ async def pages_of_other_origins(target):
     body = json.dumps({"model": target.model, "prompt": "a", "max_tokens": 1}).encode()
     more = "origin: https://attacker.example\r\nsec-fetch-site: cross-site\r\n"
     return await each(target.count(20), lambda _: posted(target, "/v1/completions", body, more))
+
+
+def costly_constraints(n):
+    """Returns constraints that cost the most of those that the cheap bounds let pass, and some that these refuse. Each
+    has a number in it, so that no check is known from an earlier one."""
+    string = {"type": "string"}
+    deep = {}
+    for _ in range(31):
+        deep = {"type": "object", "properties": {"a": deep, "b": string}}
+    schemas = [
+        {"type": "object", "properties": {f"m{index}-{n}": string for index in range(1000)}},
+        {"enum": [f"{n}-{index}" for index in range(4000)]},
+        {"anyOf": [{"properties": {f"m{index}": {"const": f"{n}-{index}"}}} for index in range(300)]},
+        # The position of the fault is looked for by compilations.
+        {"anyOf": [*({"properties": {f"m{index}": {"const": n}}} for index in range(200)), {"type": "nothing"}]},
+        {"type": "string", "minLength": 9000, "maxLength": 10_000 + n % 1000},
+        {"type": "string", "pattern": f"^.*a.{{20}}{n}$"},
+        {"title": str(n), "$ref": "#"},
+        {"title": str(n), "allOf": [{"$ref": "#"}]},
+        deep | {"title": str(n)},
+        {"type": "integer", "multipleOf": 1e-300, "minimum": n},
+    ]
+    asked = [{"guided_json": schema} for schema in schemas]
+    asked += [{"guided_regex": f"\\p{{L}}{{1,5000}}{n}"}, {"guided_regex": "a?" * 4000 + str(n)}, {"guided_regex": f"([01]*1[01]{{30}}){n}"}]
+    asked += [{"guided_grammar": "start: r0\n" + "".join(f"r{index}: r{index + 1}\n" for index in range(500)) + f'r500: "{n}"'}]
+    asked += [{"guided_choice": [f"{n} {index}" for index in range(4000)]}]
+    return asked
+
+
+# A constraint that is taken ends with its first token. A check that has no room is refused with 503.
+@attack("200", "400", "503", mib=256)
+async def costly_schemas(target):
+    asked = len(costly_constraints(0))
+
+    async def one(client):
+        seen, n = collections.Counter(), 0
+        while target.left() > 0:
+            n += 1
+            constraint = costly_constraints(client * 10_000 + n)[(client + n) % asked]
+            body = {"model": target.model, "prompt": "a", "max_tokens": 1} | constraint
+            seen[await posted(target, "/v1/completions", json.dumps(body).encode())] += 1
+        return seen
+
+    return sum(await asyncio.gather(*(one(client) for client in range(64))), collections.Counter())

@@ -3,24 +3,24 @@
 
 use std::{fs, panic, path::Path, sync::LazyLock};
 
-use tutti_fuzzing::{Target, check, is_of_templates, made_seeds};
+use tutti_fuzzing::{Target, check, is_of_a_library, made_seeds};
 
 static TARGET: LazyLock<Target> = LazyLock::new(|| {
     let name = std::env::var("FUZZ_TARGET").unwrap_or_default();
     let target = Target::named(&name);
     let target =
         target.unwrap_or_else(|| panic!("FUZZ_TARGET is {name:?}, but must be one of {}", Target::names()));
-    ignore_panics_of_templates();
+    ignore_panics_of_libraries();
     // A first run initialises all statics, so that their memory is not counted for a later input.
     target.run(&[]);
     target
 });
 
-/// Lets panics of the template engine unwind. libFuzzer's own hook ends the process at any other panic.
-fn ignore_panics_of_templates() {
+/// Lets panics of libraries that are caught unwind. libFuzzer's own hook ends the process at any other panic.
+fn ignore_panics_of_libraries() {
     let end = panic::take_hook();
     panic::set_hook(Box::new(move |panic| {
-        if !is_of_templates(panic) {
+        if !is_of_a_library(panic) {
             end(panic);
         }
     }));

@@ -18,8 +18,6 @@ pub use self::{
 #[global_allocator]
 static MEMORY: Counting = Counting::new();
 
-/// Memory that an input of any length may use, in bytes.
-const BASE_BYTES: usize = 16 << 20;
 /// Further bytes of memory that an input may use, per byte of its length.
 const BYTES_PER_BYTE: usize = 256;
 
@@ -29,12 +27,15 @@ pub fn check(target: Target, data: &[u8]) {
     let used = MEMORY.begin();
     target.run(data);
     let peak = MEMORY.peak().saturating_sub(used);
-    let limit = BASE_BYTES + data.len() * BYTES_PER_BYTE;
+    let limit = target.base_bytes() + data.len() * BYTES_PER_BYTE;
     assert!(peak <= limit, "an input of {} bytes takes {peak} bytes of memory, over {limit}", data.len());
 }
 
-/// True if a panic is the template engine's own, which the router turns into an error. Any other panic is a finding,
-/// even if it is caught.
-pub fn is_of_templates(panic: &std::panic::PanicHookInfo<'_>) -> bool {
-    panic.location().is_some_and(|at| at.file().contains("/minijinja-"))
+/// Libraries whose panics become errors: the template engine, and that of constraints.
+const CAUGHT: [&str; 4] = ["/minijinja-", "/llguidance-", "/derivre-", "/toktrie-"];
+
+/// True if a panic is that of a library whose panics the code under test turns into errors. Any other panic is a
+/// finding, even if it is caught.
+pub fn is_of_a_library(panic: &std::panic::PanicHookInfo<'_>) -> bool {
+    panic.location().is_some_and(|at| CAUGHT.iter().any(|library| at.file().contains(library)))
 }

@@ -17,6 +17,54 @@ pub struct Seed {
     pub input: Vec<u8>,
 }
 
+/// Constraints, each with the byte of its name; see `tutti_router::fuzzing::constraint`.
+const CONSTRAINTS: [(u8, &str); 26] = [
+    (0, r#"{"type": "json_object"}"#),
+    (
+        0,
+        r#"{"type": "json_schema", "json_schema": {"name": "n", "strict": true, "schema": {"type": "object"}}}"#,
+    ),
+    (
+        0,
+        r#"{"type": "structural_tag", "triggers": ["<f"], "structures": [{"begin": "<f>", "schema": {}, "end": "<"}]}"#,
+    ),
+    (1, r#"{"json": {"enum": ["a", 1, null]}, "whitespace": "compact"}"#),
+    (1, r#"{"regex": "a+", "disable_any_whitespace": true}"#),
+    (1, r#"{"choice": ["a", "b"], "whitespace_pattern": "\\s*"}"#),
+    (1, r#"{"grammar": "start: \"a\" | \"b\""}"#),
+    (
+        2,
+        r#"{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": false}"#,
+    ),
+    (
+        2,
+        r##"{"$ref": "#/$defs/t", "$defs": {"t": {"anyOf": [{"type": "null"}, {"items": {"$ref": "#/$defs/t"}}]}}}"##,
+    ),
+    (2, r#"{"patternProperties": {"^x": {"format": "date"}}, "propertyNames": {"pattern": "a"}}"#),
+    (3, r#"{"allOf": [{"minimum": 3}, {"maximum": 2, "type": "number"}]}"#),
+    (
+        4,
+        r#"{"triggers": ["a<think>"], "structures": [{"begin": "a<think>", "schema": true, "end": "<|role|>"}]}"#,
+    ),
+    (5, r#"["yes", "no", "<|end|>", "a|b"]"#),
+    (6, r#"{"guided_regex": "a", "guided_whitespace_pattern": ""}"#),
+    (
+        7,
+        r#"{"type": "object", "properties": {"a": {"type": ["string", "null"], "maxLength": 3}}, "required": ["a"], "additionalProperties": false}"#,
+    ),
+    (8, r#"{"oneOf": [{"type": "integer"}, {"type": "number"}], "not": {}, "uniqueItems": true}"#),
+    (8, r#"{"type": "array", "prefixItems": [{"const": 1}], "minItems": 18446744073709551615}"#),
+    (8, r#"{"type": "string", "pattern": "^(a|b)*c{3,}$", "minLength": 2}"#),
+    (9, r"[01]*1[01]{30}"),
+    (9, r"\p{L}{1,5000}(?i:x)[^\s]"),
+    (9, "((a{1,100}){1,100}){1,100}"),
+    (10, "yes\nno\nmay be"),
+    (11, "start: \"a\" start"),
+    (11, "start: (<[263]> /(.|\\n)*/ <|role|>)? a\na[lazy]: /.*/ \"!\"\nb: %json {\"type\": \"null\"}"),
+    (11, "start: call* tail\ntail: /.*/\ncall[stop=\"x\", max_tokens=3]: /[a-w]*/ <[0-200]>"),
+    (11, "%import common.WORD\nstart: WORD ~ 2..5"),
+];
+
 /// Returns the seeds of all targets.
 pub fn made_seeds() -> Vec<Seed> {
     let mut seeds = Vec::new();
@@ -59,6 +107,9 @@ pub fn made_seeds() -> Vec<Seed> {
     let declaration = cluster::ready().model.and_then(|model| model.declaration).unwrap_or_default();
     seed("cluster", &[&[3], &declaration.encode_to_vec()]);
     seed("cluster", &[&[4, 1, 2, 0, 2, 3, 1, 1, 5], &[7; 200]]);
+    for (name, text) in CONSTRAINTS {
+        seed("schema", &[&[name], &piece(text.as_bytes()), &[7, 1, 200, 3, 0, 90, 14, 5, 33]]);
+    }
     for config in tutti_models::fuzzing::configs() {
         seed("config", &[&[0], config.as_bytes()]);
     }

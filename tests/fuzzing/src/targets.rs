@@ -13,7 +13,7 @@ pub struct Target {
     run: fn(&[u8]),
 }
 
-const TARGETS: [Target; 7] = [
+const TARGETS: [Target; 8] = [
     Target { name: "http", run: http },
     Target { name: "grpc", run: grpc },
     Target { name: "cluster", run: cluster::run },
@@ -21,7 +21,13 @@ const TARGETS: [Target; 7] = [
     Target { name: "config", run: config::run },
     Target { name: "template", run: template },
     Target { name: "stop", run: stop },
+    Target { name: "schema", run: schema },
 ];
+
+/// Memory that an input of any length may use, in bytes.
+const BASE_BYTES: usize = 16 << 20;
+/// The same for targets that need more: the lexers of constraints have up to 50,000 states.
+const MORE_BYTES: [(&str, usize); 1] = [("schema", 256 << 20)];
 
 impl Target {
     /// Returns the target of this name.
@@ -32,6 +38,12 @@ impl Target {
     /// Returns the names of all targets, for an error message.
     pub fn names() -> String {
         TARGETS.map(|target| target.name).join(", ")
+    }
+
+    /// Memory that an input of any length may use, in bytes.
+    pub(crate) fn base_bytes(&self) -> usize {
+        let more = MORE_BYTES.iter().find(|(name, _)| *name == self.name);
+        more.map_or(BASE_BYTES, |(_, bytes)| *bytes)
     }
 
     /// Runs one input of this target.
@@ -84,4 +96,11 @@ fn stop(data: &[u8]) {
     let events = input.piece().to_vec();
     let ids = input.0.iter().take(512).map(|&byte| if byte == 255 { 260 } else { byte.into() }).collect();
     tutti_router::fuzzing::stop_strings(&Outputs { stops, ids, events, flags });
+}
+
+/// Input: a byte for the name of the constraint, its text, and one byte per token of an output.
+fn schema(data: &[u8]) {
+    let mut input = Input(data);
+    let (name, text) = (input.byte(), input.text());
+    tutti_router::fuzzing::constraint(name, text, input.0);
 }

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use tutti_fuzzing::{Target, check, is_of_templates, made_seeds, remove_files};
+use tutti_fuzzing::{Target, check, is_of_a_library, made_seeds, remove_files};
 
 /// An input that takes longer is a finding, as in `tests/fuzz`.
 const MAX_TIME: Duration = Duration::from_secs(25);
@@ -74,7 +74,7 @@ fn run_all(name: &str) {
     target.run(&[]);
     let end = panic::take_hook();
     panic::set_hook(Box::new(|panic| {
-        if !is_of_templates(panic) {
+        if !is_of_a_library(panic) {
             lock(&PANIC).get_or_insert_with(|| panic.to_string());
         }
     }));
@@ -123,4 +123,9 @@ fn chat_templates() {
 #[test]
 fn stop_strings() {
     run_all("stop");
+}
+
+#[test]
+fn constraints() {
+    run_all("schema");
 }

@@ -9,6 +9,8 @@ const MAX_MESSAGE: usize = 200;
 pub(crate) const NO_TOKEN: &str = "no token can follow";
 /// The message of work that its time limit has stopped.
 pub(crate) const TOO_LONG: &str = "takes too long";
+/// The message of a compilation that was not done in time.
+pub(crate) const TOO_LONG_TO_COMPILE: &str = "takes too long to compile";
 
 /// An error of a constraint: its position in the constraint, and what is wrong there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +31,11 @@ impl ConstraintError {
     pub(crate) fn of_library(path: impl Into<String>, error: impl fmt::Display) -> Self {
         // With the causes, where the error has some.
         Self::at(path, shorten(&format!("{error:#}")))
+    }
+
+    /// True if a time limit caused the error. The same constraint may pass on a machine with less other work.
+    pub fn is_of_time(&self) -> bool {
+        [TOO_LONG, TOO_LONG_TO_COMPILE].contains(&self.message.as_str())
     }
 }
 

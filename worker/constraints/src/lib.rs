@@ -7,6 +7,7 @@
 //! ```
 //!
 //! - `constraint`: a request's constraint as plain data, and its canonical form, the key of all caches.
+//! - `message`: the constraint as requests carry it.
 //! - `vocabulary`: the bytes of every token and the tokens that are no text, read from `tokenizer.json`.
 //! - `environment`: a vocabulary prepared for masks. A process builds it once, at its first constrained request.
 //! - `schema`: JSON schemas: bounds, keywords that cannot be enforced, strict mode.
@@ -44,6 +45,7 @@ mod error;
 mod grammar;
 mod limits;
 mod matcher;
+mod message;
 mod schema;
 mod text_bounds;
 mod thread;

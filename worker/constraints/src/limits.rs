@@ -6,6 +6,8 @@ use llguidance::api::ParserLimits;
 
 /// Maximum size in bytes of a schema, a grammar, a list of choices or structural tags, as compact JSON or text.
 pub(crate) const MAX_BYTES: usize = 64 << 10;
+/// Maximum size in bytes of the text of schemas, white space included, before they are parsed.
+pub(crate) const MAX_TEXT_BYTES: usize = 4 * MAX_BYTES;
 /// Maximum size in bytes of a regular expression, and of one `pattern` in a schema.
 pub(crate) const MAX_REGEX_BYTES: usize = 8 << 10;
 /// Maximum depth of a schema. The compiler recurses into schemas.

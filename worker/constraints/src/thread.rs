@@ -6,7 +6,10 @@ use std::{
     time::Instant,
 };
 
-use crate::{error::ConstraintError, matcher::Canceller};
+use crate::{
+    error::{ConstraintError, TOO_LONG_TO_COMPILE},
+    matcher::Canceller,
+};
 
 /// Runs work on a thread with this much stack, and waits for it.
 pub(crate) fn on_stack<T: Send>(bytes: usize, work: impl FnOnce() -> T + Send) -> Result<T, ConstraintError> {
@@ -64,7 +67,7 @@ impl Deadline {
     pub(crate) fn check(&self) -> Result<(), ConstraintError> {
         match Instant::now() < self.at {
             true => Ok(()),
-            false => Err(ConstraintError::at("", "takes too long to compile")),
+            false => Err(ConstraintError::at("", TOO_LONG_TO_COMPILE)),
         }
     }
 

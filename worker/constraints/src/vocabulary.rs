@@ -21,6 +21,17 @@ pub enum Token {
     Special(String),
 }
 
+impl Token {
+    /// Makes the token of this id a special one.
+    fn make_special(&mut self, id: u32) {
+        match self {
+            Self::Special(_) => {}
+            Self::Text(bytes) => *self = Self::Special(String::from_utf8_lossy(bytes).into_owned()),
+            Self::Unused => *self = Self::Special(format!("<token {id}>")),
+        }
+    }
+}
+
 /// Facts about a vocabulary that its `tokenizer.json` does not have.
 #[derive(Clone, Debug, Default)]
 pub struct Declared<'a> {
@@ -61,11 +72,7 @@ impl Vocabulary {
                 let message = format!("end token {end} is not below the number of logits, {logits}");
                 return Err(ConstraintError::at("vocabulary", message));
             };
-            match token {
-                Token::Special(_) => {}
-                Token::Text(bytes) => *token = Token::Special(String::from_utf8_lossy(bytes).into_owned()),
-                Token::Unused => *token = Token::Special(format!("<end {end}>")),
-            }
+            token.make_special(end);
         }
         for token in &mut tokens {
             if let Token::Text(bytes) = token
@@ -75,6 +82,23 @@ impl Vocabulary {
             }
         }
         Ok(Self { tokens, ends: ends.to_vec() })
+    }
+
+    /// The vocabulary with more special tokens, such as those of a thinking block. Text in front of such a token would
+    /// swallow it if it were text itself.
+    pub fn with_special(&self, special: &[u32]) -> Result<Self, ConstraintError> {
+        let mut tokens = self.tokens.clone();
+        for &id in special {
+            let logits = tokens.len();
+            match tokens.get_mut(id as usize) {
+                Some(token) => token.make_special(id),
+                None => {
+                    let message = format!("special token {id} is not below the number of logits, {logits}");
+                    return Err(ConstraintError::at("vocabulary", message));
+                }
+            }
+        }
+        Ok(Self { tokens, ends: self.ends.clone() })
     }
 
     /// The vocabulary for checks: the special tokens with their ids, and a token for each byte behind all others. A
@@ -87,6 +111,19 @@ impl Vocabulary {
         });
         let bytes = (0..=u8::MAX).filter(|&byte| byte != SPECIAL_MARKER).map(|byte| Token::Text(vec![byte]));
         Self { tokens: special.chain(bytes).collect(), ends: self.ends.clone() }
+    }
+
+    /// The vocabulary for checks from a `tokenizer.json` that may lack its vocabulary and merges. Special tokens have
+    /// their texts. The other added tokens, such as markers of tool calls, have no texts here: a grammar can name their
+    /// ids, as it can on a worker, where their texts are ordinary text.
+    pub fn for_checks(json: &serde_json::Value, declared: &Declared<'_>) -> Result<Self, ConstraintError> {
+        let mut tokens = tokenizer_json::tokens(json, declared)?;
+        for id in tokenizer_json::added_ids(json) {
+            if let Some(token @ Token::Text(_)) = tokens.get_mut(id) {
+                *token = Token::Special(format!("\u{0}{id}"));
+            }
+        }
+        Ok(Self::new(tokens, declared.ends)?.single_bytes())
     }
 
     /// The tokens, by id.

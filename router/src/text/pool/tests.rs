@@ -1,4 +1,5 @@
 use futures_util::future::join_all;
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tutti_runtime::ErrorKind;
 

@@ -70,6 +70,12 @@ pub(super) fn tokens(json: &Value, declared: &Declared<'_>) -> Result<Vec<Token>
     Ok(tokens)
 }
 
+/// The ids of the added tokens, special ones and others.
+pub(super) fn added_ids(json: &Value) -> impl Iterator<Item = usize> {
+    let added = json["added_tokens"].as_array().into_iter().flatten();
+    added.filter_map(|added| usize::try_from(added["id"].as_u64()?).ok())
+}
+
 /// The spellings and ids of a model's vocabulary: an object, or in Unigram models a list of spellings and scores.
 fn vocabulary(vocab: &Value) -> Result<Vec<(&str, u64)>, ConstraintError> {
     let pairs: Option<Vec<(&str, u64)>> = match vocab {
