@@ -397,7 +397,7 @@ static REST: &[Parameter] = &[
     flag("add_special_tokens", &[Chat], false)
         .note("tokens that the tokenizer puts around a text; templates write them"),
     refused("chat_template", &[Chat], "the checkpoint's own template is used", &[]),
-    parameter("tools", &[Chat, Tokenize], Kind::Objects)
+    parameter("tools", &[Chat], Kind::Objects)
         .note("up to 128 [functions](tools.md); refused if the model's format of calls is not known"),
     parameter("tool_choice", &[Chat], Kind::TextOrObject).absent(Absent::Means("`auto`")).note(
         "`none`, `auto`, `required` or a function; the last two are [enforced](tools.md#are-calls-enforced)",
@@ -433,6 +433,7 @@ static REST: &[Parameter] = &[
     // Parameters of `/tokenize` and `/detokenize`.
     parameter("prompt", &[Tokenize], Kind::Text).note("one of `prompt` and `messages` is required"),
     parameter("messages", &[Tokenize], Kind::Objects).note("text only"),
+    parameter("tools", &[Tokenize], Kind::Objects).note("only with `messages`"),
     flag("return_token_strs", &[Tokenize], false),
     flag("add_special_tokens", &[Tokenize], true)
         .absent(Absent::Means("true for `prompt`, false for `messages`")),

@@ -165,10 +165,12 @@ impl Detokenizer {
         let text = self.held();
         match &mut self.state {
             State::Bytes { held } => held.clear(),
-            State::Window { tokens, taken } => {
+            // Released tokens stay as the left neighbours of the next one.
+            State::Window { tokens, taken } if tokens.len() > *taken => {
                 tokens.drain(..*taken);
                 *taken = tokens.len();
             }
+            State::Window { .. } => {}
         }
         let hidden = std::mem::take(&mut self.hidden);
         text.strip_prefix(&hidden).map(str::to_owned).unwrap_or(text)

@@ -123,7 +123,7 @@ impl Message {
             members.push(("tool_calls", self.calls.iter().map(|call| call.value(arguments)).collect()));
         }
         members.extend(self.call_id.as_deref().map(|id| ("tool_call_id", Value::from(id))));
-        members.into_iter().collect()
+        Value::from_pairs(members)
     }
 }
 
