@@ -152,7 +152,9 @@ pub fn files(data: &[u8]) {
         crate::keys::read_lines(text);
     }
     let files = TextFiles { generation_config: Some(data.to_vec()), ..TextFiles::default() };
-    if let Ok(text) = ServedText::read(&files, &TextSettings { skip_tokenizer_init: true, ..TextSettings::default() }) {
+    if let Ok(text) =
+        ServedText::read(&files, &TextSettings { skip_tokenizer_init: true, ..TextSettings::default() })
+    {
         // Accepted defaults must be valid for a request without parameters.
         let params = SamplingParams::complete(&Sampling::default(), &text.defaults, || 0);
         assert!(params.check(0).is_ok());

@@ -6,9 +6,9 @@ mod arrival;
 mod attempts;
 mod choice;
 mod conversation;
+mod finish;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
-mod finish;
 mod generator;
 mod media;
 mod permits;

@@ -18,9 +18,9 @@ mod models;
 mod origin;
 mod parameters;
 mod reasoning;
-mod said;
 #[cfg(test)]
 mod reference;
+mod said;
 mod sse;
 mod tokenize;
 mod tools;

@@ -5,8 +5,8 @@ use std::{fmt, str::FromStr};
 use crate::{
     cursor::Vocabulary,
     format::{
-        CallFormat, DeepSeek, Dsml, Glm, Harmony, Hermes, Kimi, Llama, MiniMax, Mistral, NoCalls, Pythonic, Qwen,
-        Trigger, dsml,
+        CallFormat, DeepSeek, Dsml, Glm, Harmony, Hermes, Kimi, Llama, MiniMax, Mistral, NoCalls, Pythonic,
+        Qwen, Trigger, dsml,
     },
     grammar::Grammar,
     ids::IdStyle,

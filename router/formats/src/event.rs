@@ -70,7 +70,9 @@ impl Event {
     /// Number of bytes of the event's texts.
     pub fn bytes(&self) -> usize {
         match self {
-            Self::Reasoning(text) | Self::Content(text) | Self::Arguments { json_fragment: text, .. } => text.len(),
+            Self::Reasoning(text) | Self::Content(text) | Self::Arguments { json_fragment: text, .. } => {
+                text.len()
+            }
             Self::CallBegin { id, name, .. } => id.len() + name.len(),
             Self::CallEnd => 0,
         }

@@ -330,9 +330,8 @@ fn settings(
     let special_tokens = SpecialTokens::included(request.output.keep_special_tokens);
     let unfinished = if request.output.echo { Unfinished::Shown } else { Unfinished::Hidden };
     let types = request.reading.as_ref().map(Reading::types);
-    let parser = |prompt: &EncodedPrompt| {
-        request.reading.as_ref()?.parser(model, types.clone()?, prompt.block)
-    };
+    let parser =
+        |prompt: &EncodedPrompt| request.reading.as_ref()?.parser(model, types.clone()?, prompt.block);
     let of_choice = |index: u32| ChoiceSettings {
         index,
         detokenizer: model.text.tokenizer.clone().map(|tokenizer| {

@@ -114,9 +114,12 @@ impl Reading {
         let tools: Vec<_> = tools
             .map(|(index, tool)| {
                 let schema = tool.parameters.as_ref().filter(|_| is_enforced(tool));
-                if let Some(member) = schema.and_then(|schema| reserved(schema)) {
+                if let Some(member) = schema.and_then(reserved) {
                     let path = format!("tools[{index}].function.parameters");
-                    return Err(Error::invalid(path, format!("has the member {member:?}, which is no keyword")));
+                    return Err(Error::invalid(
+                        path,
+                        format!("has the member {member:?}, which is no keyword"),
+                    ));
                 }
                 Ok(match (schema, tool.parameters.is_some()) {
                     (Some(schema), _) => ToolGrammar::with_schema(&tool.name, schema),
@@ -193,7 +196,8 @@ fn thinking_tokens(dialect: &ModelDialect) -> Result<Option<(u32, u32)>, Error> 
     match reasoning.tokens(dialect.vocabulary()) {
         Some(tokens) => Ok(Some(tokens)),
         None => {
-            let message = "is not supported: the markers of the model's reasoning are no tokens of its tokenizer";
+            let message =
+                "is not supported: the markers of the model's reasoning are no tokens of its tokenizer";
             Err(Error::invalid(BUDGET, message))
         }
     }

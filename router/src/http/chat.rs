@@ -19,8 +19,7 @@ use super::{
     response_id,
     said::{Message, Piece, Said, ShownReasoning},
     sse::{self, Frame},
-    tools,
-    unix_seconds,
+    tools, unix_seconds,
     usage::{StreamUsage, Usage},
 };
 use crate::generation::{
@@ -41,7 +40,8 @@ pub(super) struct Chat {
 /// Answers a chat request.
 pub async fn create(State(api): State<Api>, request: Request) -> Result<Response, ApiError> {
     let arrival = Arrival::of(request.headers(), request.extensions());
-    let Chat { request, return_token_ids, stream, max_tokens_name, reasoning } = api.parse(request, parse).await?;
+    let Chat { request, return_token_ids, stream, max_tokens_name, reasoning } =
+        api.parse(request, parse).await?;
     let respell = |error| respell(error, max_tokens_name);
     let mut generation = api.generator.start(request, arrival).await.map_err(respell)?;
     let render = Renderer::new(&generation.info, return_token_ids, stream, reasoning);

@@ -33,7 +33,8 @@ impl History {
         let path = fields.name("tool_calls");
         let given: Vec<&RawValue> = fields.take_list("tool_calls", MAX_CALLS)?.unwrap_or_default();
         if role != "assistant" && !given.is_empty() {
-            let message = format!("is given in a message of the role {role:?}, but only an assistant calls tools");
+            let message =
+                format!("is given in a message of the role {role:?}, but only an assistant calls tools");
             return Err(Error::invalid(path, message));
         }
         self.bytes += given.iter().map(|call| call.get().len()).sum::<usize>();
@@ -60,7 +61,8 @@ impl History {
             return Err(Error::invalid(function.name("name"), "is empty"));
         }
         let path = function.name("arguments");
-        let arguments = function.take_raw("arguments").map_or(Ok(Map::new()), |value| arguments(&path, value))?;
+        let arguments =
+            function.take_raw("arguments").map_or(Ok(Map::new()), |value| arguments(&path, value))?;
         Ok(ToolCall { id, name, arguments })
     }
 
@@ -70,7 +72,8 @@ impl History {
         let given: Option<String> = fields.take("tool_call_id")?;
         let Some(id) = given.filter(|id| !id.is_empty()) else { return Ok(None) };
         if !self.ids.contains(&id) {
-            let message = format!("is {id:?}, but none of the {} calls in earlier messages has this id", self.calls);
+            let message =
+                format!("is {id:?}, but none of the {} calls in earlier messages has this id", self.calls);
             return Err(Error::invalid(path, message));
         }
         Ok(Some(id))

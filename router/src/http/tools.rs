@@ -41,7 +41,8 @@ pub fn take(fields: &mut Fields<'_>) -> Result<GivenTools, Error> {
         let path = format!("{name}[{index}]");
         let tool = tool(&path, value)?;
         if let Some(earlier) = given.tools.iter().position(|earlier| earlier.name == tool.name) {
-            let message = format!("is {:?}, the name of {name}[{earlier}]; names of tools must differ", tool.name);
+            let message =
+                format!("is {:?}, the name of {name}[{earlier}]; names of tools must differ", tool.name);
             return Err(Error::invalid(format!("{path}.function.name"), message));
         }
         given.tools.push(tool);
@@ -66,7 +67,8 @@ fn tool(path: &str, value: &RawValue) -> Result<Tool, Error> {
     let _: Option<String> = function.take("description")?;
     let strict: Option<bool> = function.take("strict")?;
     let parameters = function.name("parameters");
-    let schema = function.take_raw("parameters").map(|schema| self::parameters(&parameters, schema)).transpose()?;
+    let schema =
+        function.take_raw("parameters").map(|schema| self::parameters(&parameters, schema)).transpose()?;
     Ok(Tool { name, parameters: schema, is_strict: strict == Some(true) })
 }
 
@@ -125,7 +127,8 @@ pub fn choice(fields: &mut Fields<'_>, tools: &[Tool]) -> Result<ToolChoice, Err
             "auto" => ToolChoice::Auto,
             "required" => ToolChoice::Required,
             other => {
-                let message = format!("is {other:?}; there are \"none\", \"auto\", \"required\" and a function's name");
+                let message =
+                    format!("is {other:?}; there are \"none\", \"auto\", \"required\" and a function's name");
                 return Err(Error::invalid(path, message));
             }
         }

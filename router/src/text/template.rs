@@ -17,15 +17,15 @@ use std::{
 use minijinja::{Environment, Value, value::Serde};
 use tutti_runtime::Error;
 
-pub use self::{
-    message::{Content, ContentPart, Message, ToolCall},
-    switches::{Switch, Switches},
-};
 use self::{
     continued::Marked,
     files::{SPECIAL_TOKEN_NAMES, TokenizerFiles},
     message::{ArgumentShape, Shape},
     shapes::Shapes,
+};
+pub use self::{
+    message::{Content, ContentPart, Message, ToolCall},
+    switches::{Switch, Switches},
 };
 
 const NAME: &str = "chat_template";

@@ -175,8 +175,13 @@ impl Conductor for FakeConductor {
         request: tonic::Request<ReadCheckpointFileRequest>,
     ) -> Result<Response<Self::ReadCheckpointFileStream>, Status> {
         let file = request.into_inner().file();
-        let bytes =
-            self.files.lock().unwrap().get(&file).cloned().ok_or_else(|| Status::not_found("the checkpoint has no such file"))?;
+        let bytes = self
+            .files
+            .lock()
+            .unwrap()
+            .get(&file)
+            .cloned()
+            .ok_or_else(|| Status::not_found("the checkpoint has no such file"))?;
         let pieces: Vec<_> = bytes.chunks(1000).map(|data| Ok(FilePiece { data: data.to_vec() })).collect();
         Ok(Response::new(stream::iter(pieces).boxed()))
     }
@@ -378,7 +383,8 @@ pub fn says(text: &str) -> Vec<Step> {
 
 /// The tokens of a text: markers, and bytes.
 pub fn ids_of(text: &str, markers: &[&str]) -> Vec<u32> {
-    let all: Vec<(&str, u32)> = [("<think>", 263)].into_iter().chain(markers.iter().copied().zip(264..)).collect();
+    let all: Vec<(&str, u32)> =
+        [("<think>", 263)].into_iter().chain(markers.iter().copied().zip(264..)).collect();
     let (mut ids, mut rest) = (Vec::new(), text);
     while let Some(character) = rest.chars().next() {
         let marker = all.iter().find(|(marker, _)| rest.starts_with(marker));

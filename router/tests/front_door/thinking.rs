@@ -51,11 +51,17 @@ async fn the_end_of_the_prompt_says_whether_a_block_is_open() {
     let setup = support::ready_for(OPENED, MARKERS).await;
     setup.conductor.play(|_| writes("Hm.\n</think>\n\nHere.", MARKERS));
     let choice = both(&setup, &ask(&json!({}))).await;
-    assert_eq!((&choice["message"]["reasoning"], &choice["message"]["content"]), (&json!("Hm."), &json!("Here.")));
+    assert_eq!(
+        (&choice["message"]["reasoning"], &choice["message"]["content"]),
+        (&json!("Hm."), &json!("Here."))
+    );
     // A block that never ends.
     setup.conductor.play(|_| says_ids(&ids_of("Hm. So", MARKERS), FinishReason::Length));
     let choice = both(&setup, &ask(&json!({}))).await;
-    assert_eq!((&choice["message"]["reasoning"], &choice["message"]["content"]), (&json!("Hm. So"), &json!("")));
+    assert_eq!(
+        (&choice["message"]["reasoning"], &choice["message"]["content"]),
+        (&json!("Hm. So"), &json!(""))
+    );
     assert_eq!(choice["finish_reason"], "length");
     // Text of clients opens nothing.
     let setup = support::ready_for("{{ messages[0].content }}{# </think> #}", MARKERS).await;
@@ -66,14 +72,21 @@ async fn the_end_of_the_prompt_says_whether_a_block_is_open() {
 
 #[tokio::test]
 async fn a_continued_message_says_whether_its_block_is_open() {
-    let setup = support::ready_for("{% for m in messages %}<|role|>{{ m.content }}{% endfor %}{# </think> #}", MARKERS).await;
+    let setup = support::ready_for(
+        "{% for m in messages %}<|role|>{{ m.content }}{% endfor %}{# </think> #}",
+        MARKERS,
+    )
+    .await;
     setup.conductor.play(|_| writes(" more</think>Done.", MARKERS));
     let body = |text: &str| {
         json!({ "continue_final_message": true,
             "messages": [{ "role": "user", "content": "x" }, { "role": "assistant", "content": text }] })
     };
     let choice = both(&setup, &body("<think>Hm")).await;
-    assert_eq!((&choice["message"]["reasoning"], &choice["message"]["content"]), (&json!("more"), &json!("Done.")));
+    assert_eq!(
+        (&choice["message"]["reasoning"], &choice["message"]["content"]),
+        (&json!("more"), &json!("Done."))
+    );
     setup.conductor.play(|_| writes(" on.", MARKERS));
     assert_eq!(both(&setup, &body("<think>Hm</think>So")).await["message"]["content"], " on.");
 }

@@ -10,7 +10,8 @@ use crate::{
 };
 
 const CHAT: &str = "/v1/chat/completions";
-const TWO: &str = "<tool_call>{\"name\": \"now\"}</tool_call>\n<tool_call>{\"name\": \"weather\"}</tool_call>\nText.";
+const TWO: &str =
+    "<tool_call>{\"name\": \"now\"}</tool_call>\n<tool_call>{\"name\": \"weather\"}</tool_call>\nText.";
 
 /// The grammar that reached the conductor last.
 fn grammar(setup: &Setup) -> Option<String> {
@@ -25,13 +26,17 @@ async fn without_parallel_calls_the_answer_ends_with_its_first_call() {
     let mut setup = support::ready_for(HERMES, MARKERS).await;
     setup.conductor.play(|_| {
         let ids = ids_of(TWO, MARKERS);
-        let mut steps: Vec<Step> = ids.iter().enumerate().map(|(index, &id)| support::tokens(index, &[id])).collect();
+        let mut steps: Vec<Step> =
+            ids.iter().enumerate().map(|(index, &id)| support::tokens(index, &[id])).collect();
         steps.push(Step::Hang);
         steps
     });
     let choice = both(&setup, &chat(&json!({ "parallel_tool_calls": false }))).await;
     assert_eq!(calls(&choice), [("now".to_owned(), "{}".to_owned())]);
-    assert_eq!((&choice["finish_reason"], &choice["message"]["content"]), (&json!("tool_calls"), &Value::Null));
+    assert_eq!(
+        (&choice["finish_reason"], &choice["message"]["content"]),
+        (&json!("tool_calls"), &Value::Null)
+    );
     // The rest is not generated.
     setup.cancelled.recv().await.unwrap();
 }
@@ -69,11 +74,16 @@ async fn undeclared_tools_are_passed_on_and_counted() {
 #[tokio::test]
 async fn required_calls_are_a_grammar_in_the_format_of_the_model() {
     let setup = support::ready_for(HERMES, MARKERS).await;
-    setup.conductor.play(|_| writes("<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>", MARKERS));
+    setup
+        .conductor
+        .play(|_| writes("<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>", MARKERS));
     let choice = both(&setup, &chat(&json!({ "tool_choice": "required" }))).await;
     assert_eq!((calls(&choice).len(), &choice["finish_reason"]), (1, &json!("tool_calls")));
     let found = grammar(&setup).unwrap();
-    assert!(found.starts_with("start: calls\n") && found.contains("<[264]>") && found.contains("<[265]>"), "{found}");
+    assert!(
+        found.starts_with("start: calls\n") && found.contains("<[264]>") && found.contains("<[265]>"),
+        "{found}"
+    );
     assert!(found.contains("weather") && found.contains("now") && found.contains(")*\ncall:"), "{found}");
     let named = json!({ "tool_choice": { "type": "function", "function": { "name": "now" } }, "parallel_tool_calls": false });
     both(&setup, &chat(&named)).await;
@@ -103,7 +113,8 @@ async fn strict_tools_are_constrained_behind_the_marker() {
 async fn a_schema_may_not_set_options_of_the_library() {
     let setup = support::ready_for(HERMES, MARKERS).await;
     let mut body = chat(&json!({ "tool_choice": "required" }));
-    body["tools"][0]["function"]["parameters"]["properties"]["city"]["x-guidance"] = json!({ "lenient": true });
+    body["tools"][0]["function"]["parameters"]["properties"]["city"]["x-guidance"] =
+        json!({ "lenient": true });
     let answer = setup.post(CHAT, &body).await;
     assert_eq!(answer.status, StatusCode::BAD_REQUEST);
     assert_eq!(answer.json()["error"]["param"], "tools[0].function.parameters");

@@ -35,7 +35,8 @@ pub fn chat(members: &Value) -> Value {
 
 /// The message that a stream of chunks adds up to, as a client adds it, and its finish.
 pub fn summed(events: &[Value]) -> (Value, Value) {
-    let mut message = json!({ "role": null, "content": "", "reasoning_content": "", "reasoning": "", "tool_calls": [] });
+    let mut message =
+        json!({ "role": null, "content": "", "reasoning_content": "", "reasoning": "", "tool_calls": [] });
     let mut finish = Value::Null;
     for event in events.iter().filter(|event| event["choices"][0].is_object()) {
         let choice = &event["choices"][0];
@@ -120,19 +121,21 @@ async fn calls_are_the_same_whole_and_streamed() {
     let setup = support::ready_for(HERMES, MARKERS).await;
     setup.conductor.play(|_| writes(TWO_CALLS, MARKERS));
     let choice = both(&setup, &chat(&json!({}))).await;
-    assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!("I look.\n"), &json!("tool_calls")));
-    let call = |name: &str, arguments: &str| (name.to_owned(), arguments.to_owned());
     assert_eq!(
-        calls(&choice),
-        [call("weather", "{\"city\": \"Zürich\", \"days\": 2}"), call("now", "{}")]
+        (&choice["message"]["content"], &choice["finish_reason"]),
+        (&json!("I look.\n"), &json!("tool_calls"))
     );
+    let call = |name: &str, arguments: &str| (name.to_owned(), arguments.to_owned());
+    assert_eq!(calls(&choice), [call("weather", "{\"city\": \"Zürich\", \"days\": 2}"), call("now", "{}")]);
     let first = &choice["message"]["tool_calls"][0];
     assert_eq!(first["type"], "function");
     assert!(first["id"].as_str().unwrap().starts_with("call_"));
     // The template shows the tools as they were declared, with their keys in order.
     let shown = prompt(&setup, MARKERS);
     assert!(
-        shown.starts_with("<|role|>tools:[{\"type\": \"function\", \"function\": {\"name\": \"weather\", \"description\""),
+        shown.starts_with(
+            "<|role|>tools:[{\"type\": \"function\", \"function\": {\"name\": \"weather\", \"description\""
+        ),
         "{shown}"
     );
     // A call alone has no content.
@@ -147,10 +150,16 @@ async fn the_first_chunk_of_a_call_has_its_name_and_arguments_follow_as_they_are
     setup.conductor.play(|_| writes(TWO_CALLS, MARKERS));
     let events = setup.post(CHAT, &chat(&json!({ "stream": true }))).await.events();
     assert_eq!(events[0]["choices"][0]["delta"], json!({ "role": "assistant", "content": "" }));
-    let of_calls: Vec<&Value> =
-        events.iter().map(|event| &event["choices"][0]["delta"]["tool_calls"][0]).filter(|call| !call.is_null()).collect();
+    let of_calls: Vec<&Value> = events
+        .iter()
+        .map(|event| &event["choices"][0]["delta"]["tool_calls"][0])
+        .filter(|call| !call.is_null())
+        .collect();
     let (first, second) = (of_calls[0], of_calls[1]);
-    assert_eq!((&first["index"], &first["type"], &first["function"]["name"]), (&json!(0), &json!("function"), &json!("weather")));
+    assert_eq!(
+        (&first["index"], &first["type"], &first["function"]["name"]),
+        (&json!(0), &json!("function"), &json!("weather"))
+    );
     assert_eq!(first["function"]["arguments"], "");
     assert_eq!(second, &json!({ "index": 0, "function": { "arguments": "{" } }));
     // One chunk per character of the arguments, and not all at the end.
@@ -172,12 +181,19 @@ async fn markers_that_are_text_do_not_reach_the_content_in_any_split() {
             steps
         });
         let choice = both(&setup, &chat(&json!({}))).await;
-        assert_eq!((choice["message"]["content"].as_str(), calls(&choice).len()), (Some("I look.\n"), 2), "{size}");
+        assert_eq!(
+            (choice["message"]["content"].as_str(), calls(&choice).len()),
+            (Some("I look.\n"), 2),
+            "{size}"
+        );
     }
     // What only begins like a marker is content.
     setup.conductor.play(|_| writes("1 <tool", &[]));
     let choice = both(&setup, &chat(&json!({}))).await;
-    assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!("1 <tool"), &json!("stop")));
+    assert_eq!(
+        (&choice["message"]["content"], &choice["finish_reason"]),
+        (&json!("1 <tool"), &json!("stop"))
+    );
 }
 
 #[tokio::test]
@@ -238,9 +254,7 @@ async fn logprobs_cover_all_tokens_of_the_output() {
 #[tokio::test]
 async fn history_reaches_the_template_as_objects() {
     let setup = support::ready_for(HERMES, MARKERS).await;
-    let call = |id: &str, arguments: Value| {
-        json!({ "id": id, "type": "function", "function": { "name": "weather", "arguments": arguments } })
-    };
+    let call = |id: &str, arguments: Value| json!({ "id": id, "type": "function", "function": { "name": "weather", "arguments": arguments } });
     let cases = [
         (json!("{\"city\": \"Bern\", \"b\": 1, \"a\": 2}"), "{\"city\": \"Bern\", \"b\": 1, \"a\": 2}"),
         (json!({ "city": "Bern" }), "{\"city\": \"Bern\"}"),
@@ -299,7 +313,7 @@ async fn texts_of_tools_make_no_control_tokens() {
     let count = |id: u32| spec.prompt.iter().filter(|&&token| token == id).count();
     // The template writes one of each call's markers, and ends four turns of five.
     assert_eq!((count(264), count(265), count(tokenizer::END), count(262)), (1, 1, 4, 5));
-    assert_eq!(prompt(&setup, MARKERS).matches(hostile).count(), 7);
+    assert_eq!(prompt(&setup, MARKERS).matches(hostile).count(), 8);
 }
 
 #[tokio::test]
@@ -334,7 +348,10 @@ async fn tools_without_a_known_format_are_refused_with_the_reason() {
 #[tokio::test]
 async fn unknown_parsers_keep_the_router_from_starting() {
     for (change, field) in [
-        ((|config| config.tool_parser = "hermse".into()) as fn(&mut tutti_router::RouterSettings), "tool_parser"),
+        (
+            (|config| config.tool_parser = "hermse".into()) as fn(&mut tutti_router::RouterSettings),
+            "tool_parser",
+        ),
         (|config| config.reasoning_parser = "deep".into(), "reasoning_parser"),
     ] {
         let error = support::try_start(support::settings(change)).err().unwrap();
@@ -347,9 +364,7 @@ async fn unknown_parsers_keep_the_router_from_starting() {
 async fn bad_tools_are_named() {
     let setup = support::ready_for(HERMES, MARKERS).await;
     let tool = |function: Value| json!({ "tools": [{ "type": "function", "function": function }] });
-    let history = |call: Value| {
-        json!({ "messages": [{ "role": "user", "content": "x" }, { "role": "assistant", "tool_calls": [call] }] })
-    };
+    let history = |call: Value| json!({ "messages": [{ "role": "user", "content": "x" }, { "role": "assistant", "tool_calls": [call] }] });
     let many: Vec<Value> = (0..10_000).map(|n| json!({ "function": { "name": format!("f{n}") } })).collect();
     let cases = [
         (json!({ "tools": 1 }), "tools"),
@@ -367,8 +382,14 @@ async fn bad_tools_are_named() {
         (tool(json!({ "name": "f", "strict": "yes" })), "tools[0].function.strict"),
         (tool(json!({ "name": "f", "parameters": 1 })), "tools[0].function.parameters"),
         (tool(json!({ "name": "f", "parameters": [] })), "tools[0].function.parameters"),
-        (tool(json!({ "name": "f", "parameters": { "type": "string" } })), "tools[0].function.parameters.type"),
-        (tool(json!({ "name": "f", "parameters": { "properties": 1 } })), "tools[0].function.parameters.properties"),
+        (
+            tool(json!({ "name": "f", "parameters": { "type": "string" } })),
+            "tools[0].function.parameters.type",
+        ),
+        (
+            tool(json!({ "name": "f", "parameters": { "properties": 1 } })),
+            "tools[0].function.parameters.properties",
+        ),
         (
             tool(json!({ "name": "f", "parameters": { "properties": { "a": 1 } } })),
             "tools[0].function.parameters.properties.a",
@@ -381,7 +402,10 @@ async fn bad_tools_are_named() {
         (json!({ "tool_choice": 1 }), "tool_choice"),
         (json!({ "tool_choice": { "type": "function" } }), "tool_choice.function"),
         (json!({ "tool_choice": { "type": "allowed_tools", "function": {} } }), "tool_choice.type"),
-        (json!({ "tool_choice": { "type": "function", "function": { "name": "g" } } }), "tool_choice.function.name"),
+        (
+            json!({ "tool_choice": { "type": "function", "function": { "name": "g" } } }),
+            "tool_choice.function.name",
+        ),
         (json!({ "tools": [], "tool_choice": "required" }), "tool_choice"),
         (json!({ "parallel_tool_calls": 1 }), "parallel_tool_calls"),
         (history(json!({})), "messages[1].tool_calls[0].function"),

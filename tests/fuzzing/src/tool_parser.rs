@@ -76,7 +76,8 @@ fn tools() -> Arc<Tools> {
 fn tokens<'t>(output: &'t str, markers: &[&'t str]) -> Vec<(u32, &'t str)> {
     let (mut tokens, mut rest) = (Vec::new(), output);
     loop {
-        let found = markers.iter().zip(1..).filter_map(|(marker, id)| Some((rest.find(marker)?, *marker, id)));
+        let found =
+            markers.iter().zip(1..).filter_map(|(marker, id)| Some((rest.find(marker)?, *marker, id)));
         let Some((at, marker, id)) = found.min_by_key(|(at, ..)| *at) else {
             tokens.push((WORD, rest));
             return tokens;
@@ -96,7 +97,9 @@ fn read(mut parser: Parser, tokens: &[(u32, &str)], sizes: &[u8]) -> Answer {
         let mut rest = *text;
         loop {
             let size = match sizes.next() {
-                Some(size) if *id == WORD => rest.ceil_char_boundary(usize::from(*size % 32).max(1).min(rest.len())),
+                Some(size) if *id == WORD => {
+                    rest.ceil_char_boundary(usize::from(*size % 32).max(1).min(rest.len()))
+                }
                 _ => rest.len(),
             };
             let (piece, behind) = rest.split_at(size);

@@ -17,7 +17,8 @@ pub(crate) struct Glm {
     tags: Tags,
 }
 
-const BEFORE_VALUE: &[Piece] = &[Piece::Marker("</arg_key>"), Piece::MaybeNewline, Piece::Marker("<arg_value>")];
+const BEFORE_VALUE: &[Piece] =
+    &[Piece::Marker("</arg_key>"), Piece::MaybeNewline, Piece::Marker("<arg_value>")];
 
 const VALUES: TaggedValues = TaggedValues {
     open: &[Piece::Marker("<arg_key>")],

@@ -85,7 +85,8 @@ impl<'a> Grammar<'a> {
             false => r#""""#.to_owned(),
         };
         for (position, (key, property)) in properties(schema).enumerate() {
-            let value = self.json(format!("value{}_{position}", tool.index), &schema::of_parameter(property, schema));
+            let value =
+                self.json(format!("value{}_{position}", tool.index), &schema::of_parameter(property, schema));
             let one = format!("{} {value} {}", self.text(&format!("{key}=")), name("more", position + 1));
             let (first, more) = match is_required(schema, key) {
                 true => (one.clone(), format!(r#"", " {one}"#)),

@@ -62,7 +62,8 @@ impl Tested {
     fn tokens(&self, text: &str) -> Vec<u32> {
         let (mut tokens, mut rest) = (Vec::new(), text);
         while let Some(first) = rest.chars().next() {
-            let marker = self.markers.iter().zip(FIRST_MARKER..).find(|(marker, _)| rest.starts_with(**marker));
+            let marker =
+                self.markers.iter().zip(FIRST_MARKER..).find(|(marker, _)| rest.starts_with(**marker));
             let length = match marker {
                 Some((marker, id)) => {
                     tokens.push(id);
@@ -103,7 +104,10 @@ impl Tested {
             let likely: Vec<u32> = allowed
                 .iter()
                 .copied()
-                .filter(|token| matches!(token, 0x22 | 0x5d | 0x7d | 0x2c | 0x3c | 0x0a | 0x61..=0x63) || *token >= FIRST_MARKER)
+                .filter(|token| {
+                    matches!(token, 0x22 | 0x5d | 0x7d | 0x2c | 0x3c | 0x0a | 0x61..=0x63)
+                        || *token >= FIRST_MARKER
+                })
                 .collect();
             let choice = if likely.is_empty() || random.u8(..) < 20 { &allowed } else { &likely };
             let token = choice[random.usize(..choice.len())];
@@ -122,7 +126,8 @@ impl Tested {
     fn read(&self, format: &str, reasoning: &str, tokens: &[u32]) -> Answer {
         let mut dialect = dialect(format, reasoning, &[]);
         dialect.vocabulary = self.vocabulary();
-        let tools = Tools::new([("weather".into(), Value::Object(schema())), ("now".into(), json!({}))]).unwrap();
+        let tools =
+            Tools::new([("weather".into(), Value::Object(schema())), ("now".into(), json!({}))]).unwrap();
         let request = Request { tools: tools.into(), block: Block::Closed, ..Request::default() };
         let mut parser = dialect.parser(request);
         let mut answer = Answer::default();
@@ -168,27 +173,77 @@ fn schema() -> Map<String, Value> {
 
 /// Calls as each family writes them: of `weather` with two parameters, and of `now`.
 const WRITTEN: &[(&str, &[&str])] = &[
-    ("hermes", &["<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Zürich\", \"days\": 2}}\n</tool_call>",
-        "\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>"]),
-    ("qwen_xml", &["<tool_call>\n<function=weather>\n<parameter=city>\nZürich\n</parameter>\n<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>",
-        "\n<tool_call>\n<function=now>\n</function>\n</tool_call>"]),
-    ("llama3_json", &["{\"name\": \"weather\", \"parameters\": {\"city\": \"Zürich\", \"days\": 2}}",
-        "; {\"name\": \"now\", \"parameters\": {}}"]),
+    (
+        "hermes",
+        &[
+            "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Zürich\", \"days\": 2}}\n</tool_call>",
+            "\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>",
+        ],
+    ),
+    (
+        "qwen_xml",
+        &[
+            "<tool_call>\n<function=weather>\n<parameter=city>\nZürich\n</parameter>\n<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>",
+            "\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        ],
+    ),
+    (
+        "llama3_json",
+        &[
+            "{\"name\": \"weather\", \"parameters\": {\"city\": \"Zürich\", \"days\": 2}}",
+            "; {\"name\": \"now\", \"parameters\": {}}",
+        ],
+    ),
     ("pythonic", &["[weather(city=\"Zürich\", days=2)", ", now()"]),
-    ("deepseek", &["<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{\"city\": \"Zürich\", \"days\": 2}<｜tool▁call▁end｜>",
-        "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜>"]),
-    ("deepseek", &["<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{\"city\": \"Zürich\", \"days\": 2}\n```<｜tool▁call▁end｜>",
-        "\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜>"]),
-    ("dsml", &["<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"weather\">\n<｜DSML｜parameter name=\"city\" string=\"true\">Zürich</｜DSML｜parameter>\n<｜DSML｜parameter name=\"days\" string=\"false\">2</｜DSML｜parameter>\n</｜DSML｜invoke>",
-        "\n<｜DSML｜invoke name=\"now\">\n</｜DSML｜invoke>"]),
-    ("glm", &["<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Zürich</arg_value>\n<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>",
-        "\n<tool_call>now\n</tool_call>"]),
-    ("glm", &["<tool_call>weather<arg_key>city</arg_key><arg_value>Zürich</arg_value><arg_key>days</arg_key><arg_value>2</arg_value></tool_call>",
-        "<tool_call>now</tool_call>"]),
-    ("kimi", &["<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:3<|tool_call_argument_begin|>{\"city\": \"Zürich\", \"days\": 2}<|tool_call_end|>",
-        "<|tool_call_begin|>functions.now:4<|tool_call_argument_begin|>{}<|tool_call_end|>"]),
-    ("minimax", &["<minimax:tool_call>\n<invoke name=\"weather\">\n<parameter name=\"city\">Zürich</parameter>\n<parameter name=\"days\">2</parameter>\n</invoke>",
-        "\n<invoke name=\"now\">\n</invoke>"]),
+    (
+        "deepseek",
+        &[
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{\"city\": \"Zürich\", \"days\": 2}<｜tool▁call▁end｜>",
+            "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
+        ],
+    ),
+    (
+        "deepseek",
+        &[
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{\"city\": \"Zürich\", \"days\": 2}\n```<｜tool▁call▁end｜>",
+            "\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜>",
+        ],
+    ),
+    (
+        "dsml",
+        &[
+            "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"weather\">\n<｜DSML｜parameter name=\"city\" string=\"true\">Zürich</｜DSML｜parameter>\n<｜DSML｜parameter name=\"days\" string=\"false\">2</｜DSML｜parameter>\n</｜DSML｜invoke>",
+            "\n<｜DSML｜invoke name=\"now\">\n</｜DSML｜invoke>",
+        ],
+    ),
+    (
+        "glm",
+        &[
+            "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Zürich</arg_value>\n<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>",
+            "\n<tool_call>now\n</tool_call>",
+        ],
+    ),
+    (
+        "glm",
+        &[
+            "<tool_call>weather<arg_key>city</arg_key><arg_value>Zürich</arg_value><arg_key>days</arg_key><arg_value>2</arg_value></tool_call>",
+            "<tool_call>now</tool_call>",
+        ],
+    ),
+    (
+        "kimi",
+        &[
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:3<|tool_call_argument_begin|>{\"city\": \"Zürich\", \"days\": 2}<|tool_call_end|>",
+            "<|tool_call_begin|>functions.now:4<|tool_call_argument_begin|>{}<|tool_call_end|>",
+        ],
+    ),
+    (
+        "minimax",
+        &[
+            "<minimax:tool_call>\n<invoke name=\"weather\">\n<parameter name=\"city\">Zürich</parameter>\n<parameter name=\"days\">2</parameter>\n</invoke>",
+            "\n<invoke name=\"now\">\n</invoke>",
+        ],
+    ),
 ];
 
 /// What closes a block of calls.
@@ -207,8 +262,10 @@ fn mistral() -> [(&'static [&'static str], [&'static str; 2], &'static str); 3] 
     [
         (
             &["[TOOL_CALLS]"],
-            ["[TOOL_CALLS] [{\"name\": \"weather\", \"arguments\": {\"city\": \"Zürich\", \"days\": 2}}",
-             ", {\"name\": \"now\", \"arguments\": {}}"],
+            [
+                "[TOOL_CALLS] [{\"name\": \"weather\", \"arguments\": {\"city\": \"Zürich\", \"days\": 2}}",
+                ", {\"name\": \"now\", \"arguments\": {}}",
+            ],
             "]",
         ),
         (
@@ -218,7 +275,10 @@ fn mistral() -> [(&'static [&'static str], [&'static str; 2], &'static str); 3] 
         ),
         (
             &["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"],
-            ["[TOOL_CALLS]weather[CALL_ID]AbC123xyZ[ARGS]{\"city\": \"Zürich\", \"days\": 2}", "[TOOL_CALLS]now[ARGS]{}"],
+            [
+                "[TOOL_CALLS]weather[CALL_ID]AbC123xyZ[ARGS]{\"city\": \"Zürich\", \"days\": 2}",
+                "[TOOL_CALLS]now[ARGS]{}",
+            ],
             "",
         ),
     ]
@@ -234,7 +294,12 @@ fn admits_calls(format: &str, markers: &[&'static str], calls_written: [&str; 2]
         tested.check(&grammar);
         assert!(tested.admits(&grammar, &one), "{one}\n{grammar}");
         assert_eq!(tested.admits(&grammar, &two), admits_two, "{two}\n{grammar}");
-        for other in ["", "Hello", &one.replace("weather", "fly"), &one.replace("Zürich", "\u{0}").replace('2', "\"two\"")] {
+        for other in [
+            "",
+            "Hello",
+            &one.replace("weather", "fly"),
+            &one.replace("Zürich", "\u{0}").replace('2', "\"two\""),
+        ] {
             assert!(!tested.admits(&grammar, other), "{other}\n{grammar}");
         }
     }
@@ -271,7 +336,10 @@ fn harmony_reasons_and_then_calls() {
     let grammar = tested.grammar("harmony", Wanted::Calls, CallLimit::None).unwrap();
     let call = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{\"city\": \"Bern\"}";
     let thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant";
-    assert!(tested.admits(&grammar, call) && tested.admits(&grammar, &format!("{thought}{call}")), "{grammar}");
+    assert!(
+        tested.admits(&grammar, call) && tested.admits(&grammar, &format!("{thought}{call}")),
+        "{grammar}"
+    );
     assert!(!tested.admits(&grammar, "<|channel|>final<|message|>Hi") && !tested.admits(&grammar, thought));
 }
 

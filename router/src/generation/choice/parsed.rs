@@ -9,7 +9,9 @@ impl Choice {
     /// Reads a token into parts of the answer. Tokens are not held back: their logprobs cover all parts in order, and
     /// no part is named by a position in the text. Returns a reason if the choice ends with it.
     pub(super) fn read(&mut self, token: OutputToken, out: &mut Delta) -> Option<Reason> {
-        let ChoiceSettings { parser: Some(parser), detokenizer, .. } = &mut self.settings else { return None };
+        let ChoiceSettings { parser: Some(parser), detokenizer, .. } = &mut self.settings else {
+            return None;
+        };
         let mut text = String::new();
         if let Some(detokenizer) = detokenizer {
             // The rest of a broken character belongs before a marker.

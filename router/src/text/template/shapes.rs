@@ -82,7 +82,9 @@ impl Shapes {
                 let other = |role: &str| Message::new(role, "other").shaped(others, ArgumentShape::Object);
                 let conversation = match role {
                     "system" => vec![probe.shaped(shape, ArgumentShape::Object), other("user")],
-                    "assistant" => vec![other("user"), probe.shaped(shape, ArgumentShape::Object), other("user")],
+                    "assistant" => {
+                        vec![other("user"), probe.shaped(shape, ArgumentShape::Object), other("user")]
+                    }
                     _ => vec![probe.shaped(shape, ArgumentShape::Object)],
                 };
                 match render(&conversation) {

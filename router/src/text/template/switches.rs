@@ -39,7 +39,8 @@ impl ChatTemplate {
         let Switches { thinking, effort } = std::mem::take(&mut options.switches);
         if let Some(Switch { parameter, is_on }) = thinking {
             let Some(variable) = self.switch() else {
-                let message = "is not supported: the chat template has no variable that turns reasoning on and off";
+                let message =
+                    "is not supported: the chat template has no variable that turns reasoning on and off";
                 return Err(Error::invalid(parameter, message));
             };
             set(options, parameter, variable, is_on.into())?;
@@ -57,7 +58,10 @@ impl ChatTemplate {
                 );
                 Err(Error::invalid(EFFORT, message))
             }
-            None => Err(Error::invalid(EFFORT, "is not supported: the chat template has no variable of that name")),
+            None => Err(Error::invalid(
+                EFFORT,
+                "is not supported: the chat template has no variable of that name",
+            )),
         }
     }
 

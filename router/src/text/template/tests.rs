@@ -253,7 +253,10 @@ fn arguments_are_objects_unless_the_template_joins_them_to_texts() {
     let of_call = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}";
     let end = "{% endfor %}{% endfor %}";
     for (source, expected) in [
-        ("{% for k, v in c.function.arguments|items %}{{ k }}={{ v|tojson }};{% endfor %}", "b=\"é\";a=[1, true];"),
+        (
+            "{% for k, v in c.function.arguments|items %}{{ k }}={{ v|tojson }};{% endfor %}",
+            "b=\"é\";a=[1, true];",
+        ),
         ("{{ c.function.arguments | tojson }}", "{\"b\": \"é\", \"a\": [1, true]}"),
         ("{{ '<' + c.function.arguments + '>' }}", "<{\"b\": \"é\", \"a\": [1, true]}>"),
         ("{{ c.id }}{{ c.type }}{{ c.function.name }}", "afunctionf"),
@@ -265,7 +268,8 @@ fn arguments_are_objects_unless_the_template_joins_them_to_texts() {
 
 #[test]
 fn reasoning_has_the_names_that_templates_have_for_it() {
-    let thought = |content: &str| Message { reasoning: Some("Hm".into()), ..Message::new("assistant", content) };
+    let thought =
+        |content: &str| Message { reasoning: Some("Hm".into()), ..Message::new("assistant", content) };
     let source = "{% for m in messages %}{{ m.content }}|{{ m.reasoning_content }}{{ m.reasoning }}{{ m.thinking }};{% endfor %}";
     let template = read(json!({ "chat_template": source }));
     let messages = [thought("x"), thought(""), Message::new("user", "y")];

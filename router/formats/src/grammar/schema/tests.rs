@@ -35,5 +35,8 @@ fn annotations_are_left_out_and_names_are_kept() {
 fn a_parameter_keeps_what_its_references_point_to() {
     let root = object(json!({"$defs": {"count": {"type": "integer", "title": "t"}}}));
     let found = of_parameter(&json!({"$ref": "#/$defs/count"}), &root);
-    assert_eq!((&found["$ref"], &found["$defs"]), (&json!("#/$defs/count"), &json!({"count": {"type": "integer"}})));
+    assert_eq!(
+        (&found["$ref"], &found["$defs"]),
+        (&json!("#/$defs/count"), &json!({"count": {"type": "integer"}}))
+    );
 }
