@@ -136,3 +136,15 @@ fn values_out_of_range_do_not_keep_the_server_from_starting() {
         assert!(params.check(0).is_ok(), "{json}");
     }
 }
+
+#[test]
+fn a_family_without_a_template_is_named() {
+    let config = r#"{"added_tokens_decoder": {"300": {"content": "｜DSML｜", "special": false}}}"#;
+    let bare = files(Some(test_support::tokenizer_json()), b"{}");
+    let named = TextFiles { tokenizer_config: Some(config.into()), ..bare.clone() };
+    for (files, reason) in [(named, "DeepSeek V3.2"), (bare, "the checkpoint has no chat template")] {
+        let text = ServedText::read(&files, &settings(false)).unwrap();
+        let error = text.template().err().unwrap();
+        assert!(error.message().contains(reason), "{error}");
+    }
+}

@@ -20,8 +20,12 @@ struct Tested {
 
 impl Tested {
     fn new(markers: &[&'static str]) -> Self {
+        Self::with(markers, |text| Token::Special(text.to_owned()))
+    }
+
+    fn with(markers: &[&'static str], token: fn(&str) -> Token) -> Self {
         let bytes = (0..=255).map(|byte| if byte == 255 { Token::Unused } else { Token::Text(vec![byte]) });
-        let special = markers.iter().map(|text| Token::Special((*text).to_owned()));
+        let special = markers.iter().map(|text| token(text));
         let end = FIRST_MARKER + markers.len() as u32;
         let tokens = bytes.chain(special).chain([Token::Special("<end>".into())]).collect();
         let vocabulary = tutti_constraints::Vocabulary::new(tokens, &[end]).unwrap();
@@ -383,4 +387,18 @@ fn tested_text(tested: &Tested, tokens: &[u32]) -> String {
         }
     }
     String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Tokenizers do not call all markers special. A worker's vocabulary then has them as text.
+#[test]
+fn required_calls_need_no_special_tokens() {
+    let markers = ["<tool_call>", "</tool_call>"];
+    let tested = Tested::with(&markers, |text| Token::Text(text.as_bytes().to_vec()));
+    let grammar = tested.grammar("hermes", Wanted::Calls, CallLimit::None).unwrap();
+    let call = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"a\"}}\n</tool_call>";
+    assert!(
+        tested.admits(&grammar, call) && tested.admits(&grammar, &format!("{call}\n{call}")),
+        "{grammar}"
+    );
+    assert!(!tested.admits(&grammar, &call.replace("city", "town")) && !tested.admits(&grammar, "Hello"));
 }

@@ -1,3 +1,5 @@
+mod families;
+
 use serde_json::json;
 
 use super::*;
