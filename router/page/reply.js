@@ -1,4 +1,4 @@
-// An answer in progress: its text, its tool calls, and figures about it.
+// An answer in progress: its reasoning, its text, its tool calls, and figures about it.
 
 import { copyButton } from "./copy.js";
 import { atEnd, duration, element, number } from "./elements.js";
@@ -6,6 +6,7 @@ import { Growing } from "./markdown.js";
 
 export class Reply {
   text = "";
+  thought = "";
   calls = [];
   finish = "";
   usage = null;
@@ -31,17 +32,28 @@ export class Reply {
     const choice = event.choices?.find((choice) => choice.index === 0);
     if (!choice) return false;
     this.finish = choice.finish_reason ?? this.finish;
-    const { content, tool_calls: calls } = choice.delta ?? {};
-    if (!content && !calls) return false;
+    const { content, reasoning_content: thought, tool_calls: calls } = choice.delta ?? {};
+    if (!content && !thought && !calls) return false;
     const isFirst = this.first === null;
     this.last = performance.now();
     this.first ??= this.last;
+    if (thought) atEnd(() => this.takeThought(thought));
     if (content) {
       this.text += content;
       this.shown.append(content);
     }
     for (const call of calls ?? []) atEnd(() => this.takeCall(call));
     return isFirst;
+  }
+
+  /** Takes a piece of the reasoning, which stands folded in front of the text. */
+  takeThought(piece) {
+    if (!this.thinking) {
+      this.thinking = element("pre", { tabindex: "0" });
+      this.body.prepend(element("details", { class: "tool" }, element("summary", {}, "Reasoning"), this.thinking));
+    }
+    this.thought += piece;
+    this.thinking.textContent = this.thought;
   }
 
   /** Takes a piece of a tool call. The first piece has the name. The arguments come in several pieces. */

@@ -93,7 +93,7 @@ pub(super) fn parse(body: &[u8], max_prompts: usize) -> Result<Completion, Error
         timeout: shared.timeout,
         cache_salt: shared.cache_salt,
         constraint: asked.constraint,
-        thinking: None,
+        reading: None,
     };
     let (return_token_ids, stream) = (shared.return_token_ids, shared.stream);
     Ok(Completion { request, return_token_ids, stream, constraint_name: asked.name })

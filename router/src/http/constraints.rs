@@ -38,6 +38,9 @@ pub struct Asked {
 pub struct ConstraintName(&'static str);
 
 impl ConstraintName {
+    /// The name of the constraint that required, named and strict tools are.
+    pub const TOOLS: Self = Self("tools");
+
     /// Renames the field of an error from the core's name to the client's.
     pub fn respell(self, error: Error) -> Error {
         match self.0 {

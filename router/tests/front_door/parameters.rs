@@ -92,9 +92,12 @@ fn honoured(kind: Kind) -> Values {
         Kind::ObjectOrJson => {
             Values { wrong: vec![json!(1), json!(true), json!(["a"])], ..Values::default() }
         }
-        Kind::Object | Kind::Objects | Kind::Prompt | Kind::Content | Kind::TokenIds(None) => {
-            Values { wrong: vec![json!(1), json!(true)], ..Values::default() }
-        }
+        Kind::Object
+        | Kind::Objects
+        | Kind::Prompt
+        | Kind::Content
+        | Kind::TextOrObject
+        | Kind::TokenIds(None) => Values { wrong: vec![json!(1), json!(true)], ..Values::default() },
         Kind::Any => Values::default(),
     }
 }

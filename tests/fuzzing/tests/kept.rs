@@ -129,3 +129,8 @@ fn stop_strings() {
 fn constraints() {
     run_all("schema");
 }
+
+#[test]
+fn outputs_with_tool_calls() {
+    run_all("tool-parser");
+}
