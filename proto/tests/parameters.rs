@@ -14,7 +14,8 @@ use tutti_proto::parameters::{
 fn fields(file: &str, message: &str) -> BTreeSet<String> {
     let protos = Path::new(env!("CARGO_MANIFEST_DIR")).join("protos");
     let all = protox::compile([file], [protos]).unwrap();
-    let messages = all.file.iter().flat_map(|file| &file.message_type);
+    // Without the files that this one imports.
+    let messages = all.file.iter().filter(|found| found.name() == file).flat_map(|file| &file.message_type);
     let found = messages.filter(|found| found.name() == message).collect::<Vec<_>>();
     assert_eq!(found.len(), 1, "{message}");
     found[0].field.iter().map(|field| field.name().to_owned()).collect()

@@ -17,7 +17,6 @@ use tutti_proto::v1;
 use tutti_runtime::Error;
 
 use self::checker::Checker;
-pub use self::checker::Given;
 use crate::{
     keys::Share,
     served::ServedModel,

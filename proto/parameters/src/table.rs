@@ -335,7 +335,7 @@ static REST: &[Parameter] = &[
         .absent(Absent::Means("`bounded`"))
         .note("`compact`, `bounded` or `any`: white space between the tokens of JSON; for `response_format`, too"),
     flag("disable_any_whitespace", OUTPUTS, false).note("the same as `compact`"),
-    parameter("whitespace_pattern", OUTPUTS, Kind::Text).note("`\"\"` is `compact` and `\"\\s*\"` is `any`; no others"),
+    parameter("whitespace_pattern", OUTPUTS, Kind::Text).note("an empty text is `compact`, and `\\s*` is `any`; no others"),
     refused(
         "disable_additional_properties",
         OUTPUTS,

@@ -67,7 +67,8 @@ async fn the_conductor_gets_the_constraint_as_the_client_wrote_it() {
             assert_eq!(spec.thinking, None);
         }
         assert_eq!(ask(&setup, path, &json!({ "response_format": { "type": "text" } })).await.status, 200);
-        assert_eq!(setup.conductor.last().spec.unwrap().constraint, None);
+        let submitted = std::mem::take(&mut *setup.conductor.submitted.lock().unwrap());
+        assert_eq!(submitted[0].spec.as_ref().unwrap().constraint, None);
     }
     let kind = Kind::Choice(pb::Choices { texts: vec!["yes".into(), "no".into()] });
     let constraint = pb::Constraint { kind: Some(kind), ..Default::default() };
