@@ -74,7 +74,8 @@ impl Reading {
     fn constraint(&self, model: &ServedModel) -> Result<Option<Constraint>, Error> {
         let dialect = &model.text.dialect;
         if self.max_thinking_tokens.is_some() {
-            thinking_tokens(dialect)?.ok_or_else(|| {
+            let tokens = thinking_tokens(dialect).map_err(|reason| Error::invalid(BUDGET, reason))?;
+            tokens.ok_or_else(|| {
                 Error::invalid(BUDGET, "is not supported: the chat template has no markers of reasoning")
             })?;
         }
@@ -180,27 +181,27 @@ impl Reading {
         if !is_constrained && self.max_thinking_tokens.is_none() {
             return Ok(None);
         }
-        let Some((begin, end)) = thinking_tokens(&model.text.dialect)? else { return Ok(None) };
-        let begin = match block {
-            Block::Closed => return Ok(None),
-            Block::Open => None,
-            Block::Unopened => Some(begin),
+        if block == Block::Closed {
+            return Ok(None);
+        }
+        let tokens = thinking_tokens(&model.text.dialect);
+        // The format of an answer begins behind its reasoning, so its end has to be seen.
+        let Some((begin, end)) = tokens.map_err(|reason| Error::invalid("enable_thinking", reason))? else {
+            return Ok(None);
         };
+        let begin = (block == Block::Unopened).then_some(begin);
         Ok(Some(Thinking { begin, end, max_tokens: self.max_thinking_tokens }))
     }
 }
 
-/// The tokens that begin and end a block of reasoning. `None` if the model has no such blocks.
-fn thinking_tokens(dialect: &ModelDialect) -> Result<Option<(u32, u32)>, Error> {
+/// The tokens that begin and end a block of reasoning. `None` if the model has no such blocks. Text between other
+/// markers can be neither limited nor told from an answer that follows a format.
+fn thinking_tokens(dialect: &ModelDialect) -> Result<Option<(u32, u32)>, &'static str> {
     let Some(reasoning) = dialect.reasoning() else { return Ok(None) };
-    match reasoning.tokens(dialect.vocabulary()) {
-        Some(tokens) => Ok(Some(tokens)),
-        None => {
-            let message =
-                "is not supported: the markers of the model's reasoning are no tokens of its tokenizer";
-            Err(Error::invalid(BUDGET, message))
-        }
-    }
+    let tokens = reasoning.tokens(dialect.vocabulary());
+    tokens
+        .map(Some)
+        .ok_or("is not supported: the markers of the model's reasoning are no tokens of its tokenizer")
 }
 
 /// A member of a schema that the library of constraints would take for an option of its own.
