@@ -73,8 +73,8 @@ pub async fn find(
     Ok(Found { checkpoint: Arc::new(checkpoint), worker_settings, inheritance: None })
 }
 
-/// Takes over the workers of the conductor before, which have the weights in memory already, or ends them. The ports are
-/// bound by now, so that a start which fails for a port leaves the workers to the next one.
+/// Takes over the workers of the conductor before, which have the weights in memory already, or ends them. The ports
+/// are bound by now, so that a start which fails for a port leaves the workers to the next one.
 pub async fn take_over(
     found: Found,
     settings: &ConductorSettings,

@@ -1,7 +1,7 @@
 //! Memory of the worker's device, for heartbeats.
 //!
-//! A thread of its own reads it at the pace of heartbeats: a driver may take long to answer, and one whose GPU hangs may
-//! never do. Heartbeats report the last reading.
+//! A thread of its own reads it at the pace of heartbeats: a driver may take long to answer, and one whose GPU hangs
+//! may never do. Heartbeats report the last reading.
 
 use std::{
     sync::{

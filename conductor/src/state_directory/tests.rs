@@ -148,5 +148,5 @@ async fn the_rest_of_a_replica_that_has_lost_a_rank_is_ended() {
     assert!(!workers[0].wait().unwrap().success(), "it was killed");
     assert_eq!(second.record.lock().workers.keys().copied().collect::<Vec<_>>(), [2, 3]);
     second.kill_all();
-    workers.iter_mut().skip(2).for_each(|worker| drop(worker.wait().unwrap()));
+    workers.iter_mut().skip(2).for_each(|worker| assert!(!worker.wait().unwrap().success()));
 }
