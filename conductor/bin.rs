@@ -94,9 +94,13 @@ async fn serve(process: Started<ConductorSettings>) -> Result<(), Error> {
         ClusterListener::bind(Callers::Routers, cluster_grpc.as_ref(), state_home, &transport).await?;
     let cluster_token = config::cluster_token(settings)?;
     let found = async {
-        match local {
-            Some(found) => Ok(found),
-            None => backend::find(&source, settings, &layout, &display, state.as_ref()).await,
+        let found = match local {
+            Some(found) => found,
+            None => backend::find(&source, settings, &layout, &display, state.as_ref()).await?,
+        };
+        match &state {
+            Some(state) => backend::take_over(found, settings, &layout, state).await,
+            None => Ok(found),
         }
     };
     let found = tokio::select! {

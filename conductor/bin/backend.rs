@@ -40,7 +40,7 @@ pub fn source(settings: &ConductorSettings) -> Result<ModelSource, Error> {
     ModelSource::parse(settings.model.model.as_deref())
 }
 
-/// A checkpoint, and the workers of the conductor before that have loaded it.
+/// A checkpoint, and the settings of the workers that load it.
 pub struct Found {
     pub checkpoint: Arc<Checkpoint>,
     worker_settings: Vec<WorkerSettings>,
@@ -48,8 +48,8 @@ pub struct Found {
 }
 
 /// Finds the checkpoint on this machine or downloads it, and checks that the workers can load it. Its config is checked
-/// before weights are downloaded. Takes over the workers of the conductor before, which have the weights in memory
-/// already, or ends them.
+/// before weights are downloaded. The memory is checked unless `state` is present: the workers of the conductor before
+/// may have taken what is used.
 pub async fn find(
     source: &ModelSource,
     settings: &ConductorSettings,
@@ -66,26 +66,35 @@ pub async fn find(
     let check =
         |dir: &Path| config::worker_settings(settings, layout, dir)?.iter().try_for_each(fit::check_config);
     let checkpoint = checkpoint::resolve(source, wanted, &HubOptions::from_env(), display, &check).await?;
-    let mut worker_settings = config::worker_settings(settings, layout, &checkpoint.dir)?;
-    let mut inheritance = None;
-    if let Some(state) = state {
-        let holdings = holdings(settings, layout, &checkpoint, &worker_settings)?;
-        let new_settings = || {
-            let settings = config::worker_settings(settings, layout, &checkpoint.dir)?;
-            settings.iter().map(value).collect()
-        };
-        let inherited = state.succeed(holdings, new_settings).await?;
-        if !inherited.survivors.is_empty() {
-            let workers = inherited.survivors.len();
-            tracing::info!(workers, "taking over the workers of the conductor before");
-        }
-        worker_settings = inherited.worker_settings.iter().map(read).collect::<Result<_, _>>()?;
-        inheritance = Some((state.clone(), inherited));
-    }
-    if inheritance.as_ref().is_none_or(|(_, inherited)| inherited.survivors.is_empty()) {
+    let worker_settings = config::worker_settings(settings, layout, &checkpoint.dir)?;
+    if state.is_none() {
         check_weights(layout, &worker_settings)?;
     }
-    Ok(Found { checkpoint: Arc::new(checkpoint), worker_settings, inheritance })
+    Ok(Found { checkpoint: Arc::new(checkpoint), worker_settings, inheritance: None })
+}
+
+/// Takes over the workers of the conductor before, which have the weights in memory already, or ends them. The ports
+/// are bound by now, so that a start which fails for a port leaves the workers to the next one.
+pub async fn take_over(
+    found: Found,
+    settings: &ConductorSettings,
+    layout: &Layout,
+    state: &Arc<StateDirectory>,
+) -> Result<Found, Error> {
+    let Found { checkpoint, worker_settings, .. } = found;
+    let holdings = holdings(settings, layout, &checkpoint, &worker_settings)?;
+    let new_settings = || {
+        let settings = config::worker_settings(settings, layout, &checkpoint.dir)?;
+        settings.iter().map(value).collect()
+    };
+    let mut inherited = state.succeed(holdings, new_settings).await?;
+    inherited.end_broken_replicas(&layout.topology, state).await;
+    let worker_settings = inherited.worker_settings.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+    match inherited.survivors.len() {
+        0 => check_weights(layout, &worker_settings)?,
+        workers => tracing::info!(workers, "taking over the workers of the conductor before"),
+    }
+    Ok(Found { checkpoint, worker_settings, inheritance: Some((state.clone(), inherited)) })
 }
 
 fn check_weights(layout: &Layout, workers: &[WorkerSettings]) -> Result<(), Error> {

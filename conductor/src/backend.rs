@@ -79,7 +79,7 @@ pub struct Backend {
     supervisor: Supervisor,
     worker_service: JoinHandle<Result<(), Error>>,
     /// Directory where the ranks of TP groups meet; `None` if there are no TP groups. Removed when the backend is
-    /// dropped.
+    /// dropped. If this conductor is killed, it stays for as long as its workers live.
     _meeting_directory: Option<PrivateDirectory>,
     _leaves_none: Option<LeavesNone>,
     watchdog: JoinHandle<()>,
@@ -112,6 +112,12 @@ impl Backend {
             }
             None => (cluster, Succession::default()),
         };
+        if let (Some(meeting), Some(_)) = (&meeting_directory, &succession.directory) {
+            // A group that is still loading meets there after this conductor's death.
+            meeting.share_with_children().map_err(|e| {
+                Error::internal(format!("cannot share {} with workers: {e}", meeting.path().display()))
+            })?;
+        }
         let cluster = Arc::new(cluster);
         let leaves_none = succession.directory.clone().map(LeavesNone);
         let worker_service =

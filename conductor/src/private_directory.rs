@@ -1,7 +1,8 @@
 //! Private directories of conductors: making one, removing those of killed conductors, and listing those in use.
 //!
 //! A killed conductor leaves its directories behind, and the next conductor removes them. The owner of each directory
-//! holds a lock that the kernel releases when the process ends.
+//! holds a lock that the kernel releases when the process ends. Workers that outlive a conductor share the lock of the
+//! directory in which they meet.
 
 use std::{
     fs::{self, File, Permissions, TryLockError},
@@ -10,7 +11,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::fs::OFlags;
+use rustix::{
+    fs::OFlags,
+    io::{FdFlags, fcntl_setfd},
+};
 use tempfile::TempDir;
 
 const PREFIX: &str = "tutti-conductor-";
@@ -23,7 +27,8 @@ const MAX_FILE_BYTES: u64 = 64 << 10;
 #[derive(Debug)]
 pub struct PrivateDirectory {
     directory: TempDir,
-    _owner: File,
+    /// Locked. The kernel releases the lock when all processes that share it have ended.
+    owner: File,
 }
 
 impl PrivateDirectory {
@@ -40,7 +45,13 @@ impl PrivateDirectory {
         let owner = File::create(&unlocked)?;
         owner.lock()?;
         fs::rename(&unlocked, directory.path().join(OWNER))?;
-        Ok(Self { directory, _owner: owner })
+        Ok(Self { directory, owner })
+    }
+
+    /// Lets the processes that this one starts from now on share the lock. So the directory of a killed conductor stays
+    /// until the last of its workers has ended.
+    pub fn share_with_children(&self) -> io::Result<()> {
+        Ok(fcntl_setfd(&self.owner, FdFlags::empty())?)
     }
 
     /// The directory's path.

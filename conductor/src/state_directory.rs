@@ -29,7 +29,7 @@ use self::{
     record::{Record, difference},
     survivor::ProcessId,
 };
-use crate::random_token;
+use crate::{cluster::Topology, random_token};
 
 /// The setting that errors name.
 const FIELD: &str = "state_directory";
@@ -56,6 +56,24 @@ pub struct Inheritance {
     pub life: u64,
     /// The workers that have outlived the conductor before.
     pub survivors: BTreeMap<Rank, Survivor>,
+}
+
+impl Inheritance {
+    /// Ends the workers of each replica that has lost a rank. Its other ranks cannot meet again, so the replica is
+    /// started anew as a whole.
+    pub async fn end_broken_replicas(&mut self, topology: &Topology, state: &StateDirectory) {
+        let has = |rank: Rank| self.survivors.contains_key(&rank);
+        let is_broken = |rank: Rank| topology.replica_of(rank).is_none_or(|it| !it.ranks().all(has));
+        let ranks: Vec<Rank> = self.survivors.keys().copied().filter(|rank| is_broken(*rank)).collect();
+        let broken: Vec<_> = ranks.iter().filter_map(|rank| self.survivors.remove_entry(rank)).collect();
+        // All are killed before the first is awaited, so that they end at the same time.
+        broken.iter().for_each(|(_, survivor)| survivor.kill());
+        for (rank, survivor) in broken {
+            tracing::warn!(worker = rank.0, "ending a worker whose group has lost a rank");
+            survivor.end().await;
+            state.ended(rank);
+        }
+    }
 }
 
 impl StateDirectory {

@@ -127,6 +127,14 @@ struct RankSupervisor {
     directory: Option<Arc<StateDirectory>>,
 }
 
+/// The start of a child: of its process, or of its supervision if it was taken over.
+#[derive(Clone, Copy, Debug)]
+struct Start {
+    at: Instant,
+    /// Time within which the child must join.
+    joins_within: Duration,
+}
+
 /// The end of a child.
 struct ChildExit {
     /// The exit status in words.
@@ -176,17 +184,18 @@ impl RankSupervisor {
                 // The rank may have been drained meanwhile.
                 continue;
             }
-            let born = Instant::now();
-            let (child, joining) = match survivor.take() {
-                // It tries several times per second, but first ends the step that it is in.
+            let mut start = Start { at: Instant::now(), joins_within: JOINING };
+            let child = match survivor.take() {
                 Some(survivor) => {
-                    (Child::inherit(survivor), JOINING + self.cluster.limits().faults.hang_timeout())
+                    // It tries several times per second, but first ends the step that it is in.
+                    start.joins_within += self.cluster.limits().faults.hang_timeout();
+                    Child::inherit(survivor)
                 }
-                None => (Child::spawn(&self.command, self.rank, self.directory.as_deref()).await, JOINING),
+                None => Child::spawn(&self.command, self.rank, self.directory.as_deref()).await,
             };
             let ended = match child {
                 Ok(mut child) => {
-                    let status = self.supervise(&mut child, (born, joining), &mut stopping).await;
+                    let status = self.supervise(&mut child, start, &mut stopping).await;
                     self.directory.iter().for_each(|directory| directory.ended(self.rank));
                     ChildExit::new(status, if child.is_killed() { Killer::Supervisor } else { Killer::Other })
                 }
@@ -197,7 +206,7 @@ impl RankSupervisor {
             if *stopping.borrow() {
                 return;
             }
-            let pause = backoff.after(born.elapsed());
+            let pause = backoff.after(start.at.elapsed());
             if !self.cluster.is_drained(self.rank) {
                 let ChildExit { status, cause } = ended;
                 tracing::warn!(
@@ -226,7 +235,7 @@ impl RankSupervisor {
     async fn supervise(
         &self,
         child: &mut Child,
-        (born, joining): (Instant, Duration),
+        start: Start,
         stopping: &mut watch::Receiver<bool>,
     ) -> io::Result<Option<ExitStatus>> {
         let mut well = false;
@@ -248,12 +257,12 @@ impl RankSupervisor {
                         return child.wait().await;
                     }
                     Presence::Left => return self.see_off(child, "its stream has ended").await,
-                    Presence::Awaited if born.elapsed() >= joining => {
+                    Presence::Awaited if start.at.elapsed() >= start.joins_within => {
                         tracing::warn!(worker = self.rank.0, pid = child.pid(), "killing a worker that does not join");
                         child.kill();
                         return child.wait().await;
                     }
-                    Presence::Here if !well && born.elapsed() >= WELL => {
+                    Presence::Here if !well && start.at.elapsed() >= WELL => {
                         well = true;
                         self.cluster.on_well(self.rank);
                     }

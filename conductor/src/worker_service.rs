@@ -201,7 +201,7 @@ impl WorkerGate for WorkerService {
         self.admission.check(credential, &hello)?;
         let (link, outbound) = cluster::link(self.cluster.limits().link_capacity());
         let rank = Rank(hello.rank);
-        let joining = Joining { rank, pid: hello.pid, host, formed: hello.group };
+        let joining = Joining { rank, pid: hello.pid, host, meeting_path: hello.meeting_path };
         let worker = self.cluster.join(joining, link)?;
         // The lookup succeeds: every rank that may join belongs to a group, and every group has settings.
         let settings =

@@ -28,6 +28,7 @@ mod tensor;
 mod watchdog;
 
 pub use compile::{KernelCache, compile, compile_all, virtual_architecture};
+pub use context::{MemoryInfo, MemoryReader};
 pub use device::{CudaDevice, Done};
 pub use library::{Missing, gpus, gpus_without_compiler};
 pub use nccl::{GroupId, GroupMeeting, collectives};

@@ -20,13 +20,17 @@ const TICKS_PER_SECOND: u64 = 100;
 /// The start, read once: two readings of the clocks would differ, and look like a restart.
 static STARTED_US: OnceLock<Option<u64>> = OnceLock::new();
 
+/// Reads the bytes of memory that this process has.
+pub fn resident_bytes() -> Option<u64> {
+    kibibytes(&fs::read_to_string("/proc/self/status").ok()?, "VmRSS:")
+}
+
 /// Reads the resources of this process. A number that the system does not say is absent.
 pub fn read() -> pb::ProcessUsage {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let cpu = clock_gettime(ClockId::ProcessCPUTime);
     let cpu = Duration::new(cpu.tv_sec.unsigned_abs(), u32::try_from(cpu.tv_nsec).unwrap_or_default());
     pb::ProcessUsage {
-        resident_bytes: kibibytes(&status, "VmRSS:"),
+        resident_bytes: resident_bytes(),
         cpu_us: u64::try_from(cpu.as_micros()).ok(),
         // The directory that is read is open, too.
         open_descriptors: fs::read_dir("/proc/self/fd")

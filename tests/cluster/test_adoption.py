@@ -3,11 +3,14 @@
 import asyncio
 import os
 import signal
+import socket
 import stat
+import time
 
 import pytest
+from checkpoints import sparse
 from fleets import PACE, QUICK, everyone_in, undisturbed_by
-from harness import GOLDENS, REPO, free_port, run_to_exit, wait_for
+from harness import GOLDENS, REPO, Server, free_port, run_to_exit, wait_for
 from simulated import sampled
 
 SIM = ("--no-router", "--device", "sim")
@@ -144,6 +147,72 @@ def test_a_worker_that_died_with_the_conductor_is_started_anew(start, state):
     kill(first)
     second = start(*SIM, "--workers", 2, *state)
     assert [*first.workers_by_rank()] == [1] and [*second.workers_by_rank()] == [0]
+
+
+def test_the_rest_of_a_group_that_has_lost_a_rank_is_started_anew_at_once(start, state):
+    flags = (*SHAPES["tp"], *state)
+    first = start(*flags)
+    workers = first.workers_by_rank()
+    # The conductor is stopped, so that it starts no other worker.
+    first.signal(signal.SIGSTOP)
+    os.kill(workers[1], signal.SIGKILL)
+    kill(first)
+    second = start(*flags)
+    assert first.processes() == {} and len(second.workers()) == 2
+    assert second.says("ending a worker whose group has lost a rank")
+    # Neither rank has joined in vain.
+    assert "worker process ended" not in second.log() and second.metrics().get("tutti_worker_restarts_total", 0) == 0
+
+
+def test_a_port_in_use_leaves_the_workers_to_the_next_conductor(start, state, tmp_path):
+    flags = (*SIM, "--workers", 1, *state)
+    first = start(*flags)
+    (worker,) = first.workers()
+    kill(first)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = [f"--http=127.0.0.1:{other.getsockname()[1]}", "--grpc=127.0.0.1:0"]
+        # Workers with this flag would hold something else, so that its conductor would end those of the first.
+        code, log = run_to_exit("conductor", [*flags, "--max-step-tokens", 256, *taken], tmp_path)
+    assert code == 64 and "http" in log and "ending the workers" not in log, log
+    assert first.workers() == [worker]
+    second = start(*flags)
+    assert first.workers() == [worker] and second.workers() == []
+
+
+def test_a_group_that_is_still_loading_meets_under_the_next_conductor(start, state, tmp_path):
+    folder = tmp_path / "large"
+    folder.mkdir()
+    (folder / "config.json").write_text((GOLDENS / "seed0/qwen3/config.json").read_text())
+    sparse(folder, layers=24, hidden=1024, intermediate=4096)
+    flags = ("--workers", 2, "--tp", 2, "--no-router", "--model", folder, "--skip-tokenizer-init", "--threads", 1)
+    flags = (*flags, "--kv-cache-memory", 64 << 20, *state)
+    first = Server("conductor", flags, tmp_path)
+    try:
+        # They have met for sums, and read their weights. They meet again when they have them.
+        first.says('what="data"', 2)
+        kill(first)
+        workers = first.workers_by_rank()
+        assert len(workers) == 2 and 'what="plans"' not in first.log(), "the model loads too fast for this test"
+        second = start(*flags)
+        assert first.workers_by_rank() == workers and second.workers() == []
+        first.says('what="plans"', 2)
+        second.stop()
+        first.wait_until_all_gone()
+    finally:
+        first.destroy()
+
+
+@pytest.mark.parametrize("used", [False, True], ids=["idle", "used"])
+def test_a_group_ends_at_once_with_its_conductor(start, state, used):
+    conductor = start(*SHAPES["tp"], *state)
+    if used:
+        router_before(start, conductor).complete(prompt=[5, 6, 7], max_tokens=2)
+    began = time.monotonic()
+    conductor.stop()
+    # A worker that does not leave is killed after five seconds.
+    assert time.monotonic() - began < 4 and "killing a worker" not in conductor.log()
 
 
 def test_without_a_state_directory_workers_die_with_their_conductor(start):

@@ -13,7 +13,7 @@ import pytest
 from bits import WHOLE, Cluster, check, check_preempted, check_prefixes, cut, prefills
 from golden import BOUND, GENERATED, MODELS, answers, greatest_deviation, mean_deviations
 from gpus import has_driver
-from harness import GOLDENS, events, run_to_exit
+from harness import GOLDENS, events, run_to_exit, wait_for
 from padding import check_padded
 from safetensors.numpy import load_file
 from streams import Streams
@@ -202,6 +202,22 @@ def test_kernels_compiled_ahead_need_no_compiler(start, tmp_path):
     assert not (tmp_path / "cache").exists() and made == {path.name: path.read_bytes() for path in folder.iterdir()}
     # Kernels that the compiler makes for the present GPU give the same tokens.
     assert ahead == start(*args).complete(**asked)["choices"][0]["token_ids"]
+
+
+@on_a_gpu
+def test_the_memory_of_the_gpu_in_use_is_a_metric(start):
+    def memory(planes):
+        cluster = serve(start, GOLDENS / "bf16/qwen3", "--kv-cache-memory", planes)
+        reserved = cluster.metrics()["tutti_worker_memory_bytes"]
+        counted = lambda: cluster.metrics().get("tutti_worker_device_memory_used_bytes", 0) >= reserved
+        wait_for("a reading after the planes were allocated", counted)
+        seen = cluster.metrics()
+        cluster.stop()
+        return seen["tutti_worker_device_memory_used_bytes"], seen["tutti_worker_device_memory_total_bytes"]
+
+    (small, total), (large, same_total) = memory(1 << 20), memory(9 << 20)
+    # Pages and kernels' own memory round both.
+    assert 7 << 20 < large - small < 9 << 20 and large < total == same_total, (small, large, total)
 
 
 def hang_up(cluster, body, tokens):

@@ -151,6 +151,9 @@ def test_times_run_and_commands_find_the_only_conductor(start, tmp_path, private
     assert metrics["process_resident_memory_bytes"] > 1 << 20 and metrics["process_cpu_seconds_total"] > 0
     assert 3 <= metrics["process_open_fds"] < metrics["process_max_fds"] and metrics["process_start_time_seconds"] > 1.7e9
     assert wait_for("a heartbeat", lambda: cluster.metrics().get("tutti_worker_resident_memory_bytes", 0) > 1 << 20)
+    used, total = (wait_for("the device's memory", lambda: cluster.metrics().get(f"tutti_worker_device_memory_{what}_bytes"))
+                   for what in ("used", "total"))
+    assert 1 << 20 < used < total, (used, total)
     assert cluster.metrics()["tutti_worker_start_time_seconds"] >= metrics["process_start_time_seconds"]
     assert not any(name.startswith("vllm") for name in cluster.client.get("/metrics").text.split())
 

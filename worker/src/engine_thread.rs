@@ -32,6 +32,7 @@ use tutti_settings::WorkerSettings;
 use tutti_transfer::{Endpoint, Hosts, Network};
 
 use crate::{
+    device_memory::LastReading,
     group::{Formation, Member},
     live_graphs::LiveGraphs,
     loading::{self, Loaded},
@@ -78,6 +79,8 @@ pub struct EngineChannels {
     pub load: watch::Sender<pb::WorkerLoad>,
     /// Number of forward passes that have returned. Heartbeats report this number even while a step runs.
     pub forwards: Arc<AtomicU64>,
+    /// Memory of the device, which is read from the moment on at which the device is known.
+    pub device_memory: LastReading,
     /// This worker's network, for connections to other workers.
     pub network: Network,
     /// The conductors that the engine serves.
@@ -121,7 +124,7 @@ fn run(
         // Intermediate progress is dropped if the outbox is full. The last message waits for room.
         let _ = if end { outbox.blocking_send(message).ok() } else { outbox.try_send(message).ok() };
     };
-    let mut loaded = loading::load_worker(settings, rank, group, on_progress);
+    let mut loaded = loading::load_worker(settings, rank, group, &channels.device_memory, on_progress);
     let greeting = match &mut loaded {
         Ok(Loaded::Engine(engine)) => {
             engine.count_forwards(channels.forwards.clone());

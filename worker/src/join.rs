@@ -36,6 +36,7 @@ use tutti_transfer::Network;
 
 use crate::{
     device,
+    device_memory::LastReading,
     engine_thread::{self, Command, EngineChannels, Lifetime},
     group::Formation,
 };
@@ -86,8 +87,8 @@ pub enum Arrival {
     New,
     /// The worker has served a conductor that died, and keeps its engine.
     Survivor {
-        /// The path at which the ranks of the worker's TP group met; empty without a group.
-        group: String,
+        /// As in [`pb::Hello::meeting_path`].
+        meeting_path: String,
     },
 }
 
@@ -148,11 +149,12 @@ async fn try_join(dial: &Dial, joining: &Joining) -> Result<Joined, Error> {
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
     let (outbox, outbound) = mpsc::channel(OUTBOX);
-    let group = match &joining.arrival {
+    let meeting_path = match &joining.arrival {
         Arrival::New => String::new(),
-        Arrival::Survivor { group } => group.clone(),
+        Arrival::Survivor { meeting_path } => meeting_path.clone(),
     };
-    let hello = pb::Hello { rank: joining.rank.0, pid: std::process::id(), version: VERSION.into(), group };
+    let (rank, pid) = (joining.rank.0, std::process::id());
+    let hello = pb::Hello { rank, pid, version: VERSION.into(), meeting_path };
     let hello = pb::WorkerMessage { message: Some(ToConductor::Hello(hello)) };
     outbox.send(hello).await.map_err(|_| Error::internal("a new channel is closed"))?;
     let mut request = Request::new(ReceiverStream::new(outbound));
@@ -198,8 +200,14 @@ pub async fn serve(joined: Joined, shutdown: &Shutdown) -> Result<(), Error> {
     let (commands, inbox) = mpsc::channel(INBOX);
     let (load, load_seen) = watch::channel(pb::WorkerLoad::default());
     let forwards = Arc::<AtomicU64>::default();
-    let heartbeats =
-        Heartbeats { outbox: outbox.clone(), load: load_seen, forwards: forwards.clone() }.start(shutdown);
+    let device_memory = LastReading::default();
+    let heartbeats = Heartbeats {
+        outbox: outbox.clone(),
+        load: load_seen,
+        forwards: forwards.clone(),
+        device_memory: device_memory.clone(),
+    };
+    let heartbeats = heartbeats.start(shutdown);
     let group = match await_group(&mut inbound, &settings, rank, &network, &outbox).await {
         Ok(GroupAssignment::Single) => None,
         Ok(GroupAssignment::Ranks(group)) => Some(*group),
@@ -210,24 +218,29 @@ pub async fn serve(joined: Joined, shutdown: &Shutdown) -> Result<(), Error> {
     };
     let alone = group.is_none();
     let lifetime = Lifetime::OneConductor;
-    let channels = EngineChannels { commands: inbox, outbox, load, forwards, network, lifetime };
+    let channels =
+        EngineChannels { commands: inbox, outbox, load, forwards, device_memory, network, lifetime };
     let mut ended = engine_thread::start(settings, rank, group, channels)
         .map_err(|e| Error::internal(format!("cannot start the engine's thread: {e}")))?;
-    let end = pass_commands(&mut inbound, &commands, &mut ended, &mut false).await;
+    let Passed { end, .. } = pass_commands(&mut inbound, &commands, &mut ended).await;
     // The engine ends once nobody can send it commands.
     drop(commands);
     heartbeats.abort();
     match end {
-        ServeEnd::Conductor(Ok(())) => Ok(()),
+        ServeEnd::Dismissed(Ok(())) => Ok(()),
         // Returns without waiting for the engine, because the engine may be in a collective operation that the other
         // ranks never join.
-        ServeEnd::Conductor(Err(error)) if !alone && error.kind() == ErrorKind::Unavailable => {
+        ServeEnd::Dismissed(Err(error)) | ServeEnd::Lost(error)
+            if !alone && error.kind() == ErrorKind::Unavailable =>
+        {
             Err(Error::internal(format!("{error}, which ends this rank's group")))
         }
-        ServeEnd::Conductor(Err(error)) => match timeout(CLOSE_TIMEOUT, ended).await {
-            Ok(_) => Err(error),
-            Err(_) => Err(Error::internal(format!("{error}, and the engine does not end its step"))),
-        },
+        ServeEnd::Dismissed(Err(error)) | ServeEnd::Lost(error) => {
+            match timeout(CLOSE_TIMEOUT, ended).await {
+                Ok(_) => Err(error),
+                Err(_) => Err(Error::internal(format!("{error}, and the engine does not end its step"))),
+            }
+        }
         ServeEnd::Engine(outcome) => {
             closed(&mut inbound).await;
             outcome
@@ -301,43 +314,57 @@ async fn group_id(settings: &WorkerSettings, rank: Rank) -> Result<Option<GroupI
     made.map_err(|e| Error::internal(format!("cannot make the id of a group: {e}")))?
 }
 
-/// The side that ended the service, with its outcome.
+/// The end of a service.
+#[derive(Debug)]
 pub(crate) enum ServeEnd {
     /// The engine has drained or failed. Its last messages may still be unsent.
     Engine(Result<(), Error>),
-    /// The conductor drops this worker, or is gone. The worker sends no further message.
-    Conductor(Result<(), Error>),
+    /// The conductor has let this worker go: without an error if it has told the worker to leave, with one if it has
+    /// ended the stream. The worker sends no further message.
+    Dismissed(Result<(), Error>),
+    /// The stream broke, because the conductor has died or cannot be reached.
+    Lost(Error),
 }
 
-/// Passes the conductor's messages to the engine until one side ends. Sets `launched` at the first launch.
+/// The messages of one conductor to the engine.
+pub(crate) struct Passed {
+    pub end: ServeEnd,
+    /// True if the conductor has launched a graph.
+    pub has_launched: bool,
+}
+
+/// Passes the conductor's messages to the engine until one side ends.
 pub(crate) async fn pass_commands(
     inbound: &mut Streaming<pb::ConductorMessage>,
     commands: &mpsc::Sender<Command>,
     ended: &mut oneshot::Receiver<Result<(), Error>>,
-    launched: &mut bool,
-) -> ServeEnd {
-    loop {
+) -> Passed {
+    let mut has_launched = false;
+    let end = loop {
         let message = tokio::select! {
             message = inbound.message() => message,
             outcome = &mut *ended => {
-                return ServeEnd::Engine(outcome.unwrap_or_else(|_| Err(Error::internal("the engine's thread is gone"))));
+                let gone = || Err(Error::internal("the engine's thread is gone"));
+                break ServeEnd::Engine(outcome.unwrap_or_else(|_| gone()));
             }
         };
         let message = match message {
             Ok(Some(message)) => message,
+            // A conductor that dies breaks the stream. One that closes it is alive.
             Ok(None) => {
-                return ServeEnd::Conductor(Err(Error::unavailable("the conductor has closed the stream")));
+                break ServeEnd::Dismissed(Err(Error::unavailable("the conductor has closed the stream")));
             }
-            Err(status) => return ServeEnd::Conductor(Err(why_ended(status))),
+            Err(status) if is_from_conductor(&status) => break ServeEnd::Dismissed(Err(why_ended(status))),
+            Err(status) => break ServeEnd::Lost(why_ended(status)),
         };
         let command = match message.message {
             Some(FromConductor::Launch(graph)) => {
-                *launched = true;
+                has_launched = true;
                 Command::Launch(Box::new(graph))
             }
             Some(FromConductor::Cancel(pb::CancelGraph { key: Some(key) })) => Command::Cancel(key.into()),
             // No graph has been launched, so the worker need not wait until loading finishes.
-            Some(FromConductor::Drain(_)) if !*launched => return ServeEnd::Conductor(Ok(())),
+            Some(FromConductor::Drain(_)) if !has_launched => break ServeEnd::Dismissed(Ok(())),
             Some(FromConductor::Drain(_)) => Command::Drain,
             Some(FromConductor::Cancel(_) | FromConductor::Welcome(_) | FromConductor::FormGroup(_))
             | None => {
@@ -347,12 +374,24 @@ pub(crate) async fn pass_commands(
         };
         // Waits while the inbox is full. The result is ignored: if the engine has ended, the next iteration notices it.
         let _ = commands.send(command).await;
-    }
+    };
+    Passed { end, has_launched }
 }
 
-/// Returns the error of a broken stream: *invalid argument* if the conductor rejected this worker, else *unavailable*.
+/// True if the conductor has sent this status. A broken connection has a cause on this side.
+fn is_from_conductor(status: &tonic::Status) -> bool {
+    std::error::Error::source(status).is_none()
+}
+
+/// Returns the error of a stream that has ended: *invalid argument* if the conductor rejected this worker, else
+/// *unavailable*.
 fn why_ended(status: tonic::Status) -> Error {
-    let message = format!("the stream to the conductor broke: {}", status.message());
+    let what = if is_from_conductor(&status) {
+        "the conductor ended the stream"
+    } else {
+        "the stream to the conductor broke"
+    };
+    let message = format!("{what}: {}", status.message());
     let error = Error::from(status);
     if error.kind() == ErrorKind::InvalidArgument { error } else { Error::unavailable(message) }
 }
@@ -362,6 +401,7 @@ pub(crate) struct Heartbeats {
     pub outbox: mpsc::Sender<pb::WorkerMessage>,
     pub load: watch::Receiver<pb::WorkerLoad>,
     pub forwards: Arc<AtomicU64>,
+    pub device_memory: LastReading,
 }
 
 impl Heartbeats {
@@ -399,7 +439,8 @@ impl Heartbeats {
             // No step has ended since the load was reported, so what waited then still waits.
             let load = self.load.borrow().aged(reported.elapsed());
             let load = pb::WorkerLoad { log_lines_lost: telemetry::log_lines_lost(), ..load };
-            let beat = pb::Heartbeat { load: Some(load), forwards, usage: Some(process_usage::read()) };
+            let (usage, device_memory) = (Some(process_usage::read()), self.device_memory.get());
+            let beat = pb::Heartbeat { load: Some(load), forwards, usage, device_memory };
             let message = pb::WorkerMessage { message: Some(ToConductor::Heartbeat(beat)) };
             // If the outbox is full, the heartbeat is dropped. The reports in the outbox also show that the worker is
             // alive.

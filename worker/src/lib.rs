@@ -7,6 +7,7 @@
 //! `outlive` passes it on from a conductor that has died to the next one.
 
 mod device;
+mod device_memory;
 mod engine_thread;
 pub mod fit;
 #[cfg(feature = "fuzzing")]

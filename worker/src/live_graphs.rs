@@ -61,3 +61,6 @@ impl LiveGraphs {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -16,6 +16,7 @@ use tutti_settings::{ByteSize, WorkerSettings};
 
 use crate::{
     device::{self, Chosen},
+    device_memory::{self, LastReading},
     engine_thread::PENDING_OUTPUTS,
     fit,
     group::{Formation, Member},
@@ -40,15 +41,16 @@ pub enum Loaded {
 }
 
 /// Loads the model, and warms it up unless this rank follows a leader. Calls `on_progress` at intervals and when
-/// loading ends.
+/// loading ends. Readings of the device's memory go to `memory`.
 pub fn load_worker(
     settings: &WorkerSettings,
     rank: Rank,
     group: Option<&Formation>,
+    memory: &LastReading,
     on_progress: impl FnMut(pb::LoadProgress),
 ) -> Result<Loaded, Error> {
     let began = Instant::now();
-    let mut model = load_model(settings, rank, group, on_progress)?;
+    let mut model = load_model(settings, rank, group, memory, on_progress)?;
     let loaded = Instant::now();
     let share = settings.memory_share.map(|share| share.0);
     let (model, engine_settings) = match group {
@@ -106,6 +108,7 @@ fn load_model(
     settings: &WorkerSettings,
     rank: Rank,
     group: Option<&Formation>,
+    device_memory: &LastReading,
     mut on_progress: impl FnMut(pb::LoadProgress),
 ) -> Result<Box<dyn Model>, Error> {
     let options = load_options(settings);
@@ -119,6 +122,7 @@ fn load_model(
     Ok(match device::choose(settings, rank)? {
         Chosen::Cuda { ordinal } => {
             let mut device = cuda_device(settings, rank, ordinal).map_err(LoadError::from)?;
+            device_memory.follow(device_memory::of_gpu(device.memory_reader()));
             if let Some(group) = group {
                 device = join_gpus(device, group)?;
             }
@@ -126,6 +130,7 @@ fn load_model(
             load(&options, device, &mut progress)?
         }
         Chosen::Cpu => {
+            device_memory.follow(device_memory::of_host);
             let isa = isa::resolve(settings.device.cpu_isa)?;
             let mut device = cpu_device(settings, rank, isa).map_err(LoadError::from)?;
             // If the setting names a size, the memory is taken at once, so that no prefill waits while the system
@@ -150,14 +155,17 @@ fn load_model(
             packed.as_ref().inspect(|packed| packed::finish(packed));
             model
         }
-        Chosen::Sim => load_sim(&SimOptions {
-            dir: &settings.model_dir,
-            max_step_tokens: settings.engine.max_padded_tokens(),
-            page_tokens: PAGE_TOKENS,
-            nodes: settings.nodes.as_deref(),
-            rank: rank.0,
-            settings: &settings.sim,
-        })?,
+        Chosen::Sim => {
+            device_memory.follow(device_memory::of_host);
+            load_sim(&SimOptions {
+                dir: &settings.model_dir,
+                max_step_tokens: settings.engine.max_padded_tokens(),
+                page_tokens: PAGE_TOKENS,
+                nodes: settings.nodes.as_deref(),
+                rank: rank.0,
+                settings: &settings.sim,
+            })?
+        }
     })
 }
 

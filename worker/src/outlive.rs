@@ -18,13 +18,14 @@ use tokio::{
     time::{Instant, sleep_until, timeout_at},
 };
 use tutti_proto::cluster::v1::{self as pb, worker_message::Message as ToConductor};
-use tutti_runtime::{Error, ErrorKind, shutdown::Shutdown};
+use tutti_runtime::{Error, shutdown::Shutdown};
 use tutti_settings::WorkerSettings;
 
 use self::relay::{EngineMessages, Relay};
 use crate::{
+    device_memory::LastReading,
     engine_thread::{self, Command, EngineChannels, Lifetime},
-    join::{self, Arrival, GroupAssignment, Heartbeats, INBOX, Joined, Joining, OUTBOX, ServeEnd},
+    join::{self, Arrival, GroupAssignment, Heartbeats, INBOX, Joined, Joining, OUTBOX, Passed, ServeEnd},
 };
 
 /// Maximum number of tokens in one message of prompts.
@@ -52,11 +53,11 @@ pub async fn serve_all(
             Served::Ended(outcome) => return Ok(outcome),
             Served::Orphaned(orphaned) => orphaned,
         };
-        let Orphaned { mut engine, why, launched } = *orphaned;
+        let Orphaned { mut engine, why, has_launched } = *orphaned;
         tracing::warn!(%why, wait_s = patience.as_secs(), "the conductor is gone: waiting for the next one");
         let until = Instant::now() + patience;
         deadline = Some(until);
-        if launched {
+        if has_launched {
             // The engine may hang in a step.
             let abandoned = timeout_at(until, engine.abandon()).await;
             abandoned.unwrap_or_else(|_| Err(nobody_came(patience)))?;
@@ -101,7 +102,7 @@ struct Orphaned {
     engine: KeptEngine,
     why: Error,
     /// True if the conductor has launched a graph.
-    launched: bool,
+    has_launched: bool,
 }
 
 /// An engine that outlives its conductor.
@@ -109,8 +110,8 @@ struct KeptEngine {
     settings: WorkerSettings,
     /// The address at which other workers reach this one.
     host: IpAddr,
-    /// Meeting path of the TP group; empty without a group.
-    group: String,
+    /// As in [`pb::Hello::meeting_path`].
+    meeting_path: String,
     /// True if this rank schedules, which ranks behind a leader do not.
     schedules: bool,
     commands: mpsc::Sender<Command>,
@@ -120,11 +121,18 @@ struct KeptEngine {
     prompts: Vec<pb::HeldPrompt>,
     load: watch::Receiver<pb::WorkerLoad>,
     forwards: Arc<AtomicU64>,
+    device_memory: LastReading,
 }
 
 impl KeptEngine {
+    fn heartbeats(&self, outbox: mpsc::Sender<pb::WorkerMessage>) -> Heartbeats {
+        let (load, forwards, device_memory) =
+            (self.load.clone(), self.forwards.clone(), self.device_memory.clone());
+        Heartbeats { outbox, load, forwards, device_memory }
+    }
+
     fn arrival(&self) -> Arrival {
-        Arrival::Survivor { group: self.group.clone() }
+        Arrival::Survivor { meeting_path: self.meeting_path.clone() }
     }
 
     /// Refuses a conductor whose workers hold something else than this engine.
@@ -197,8 +205,13 @@ async fn begin(mut joined: Joined, shutdown: &Shutdown) -> Served {
     let (load, load_seen) = watch::channel(pb::WorkerLoad::default());
     let forwards = Arc::<AtomicU64>::default();
     let Joined { rank, inbound, outbox, settings, network } = &mut joined;
-    let heartbeats =
-        Heartbeats { outbox: outbox.clone(), load: load_seen.clone(), forwards: forwards.clone() };
+    let device_memory = LastReading::default();
+    let heartbeats = Heartbeats {
+        outbox: outbox.clone(),
+        load: load_seen.clone(),
+        forwards: forwards.clone(),
+        device_memory: device_memory.clone(),
+    };
     let heartbeats = heartbeats.start(shutdown);
     let group = join::await_group(inbound, settings, *rank, network, outbox).await;
     heartbeats.abort();
@@ -209,13 +222,14 @@ async fn begin(mut joined: Joined, shutdown: &Shutdown) -> Served {
         Err(error) => return Served::Ended(Err(error)),
     };
     let meeting_path = formation.as_ref().and_then(|group| group.meeting_path());
-    let group = meeting_path.map_or_else(String::new, |path| path.display().to_string());
+    let meeting_path = meeting_path.map_or_else(String::new, |path| path.display().to_string());
     let schedules = formation.as_ref().is_none_or(|group| group.leads());
     let channels = EngineChannels {
         commands: inbox,
         outbox: messages_in,
         load,
         forwards: forwards.clone(),
+        device_memory: device_memory.clone(),
         network: network.clone(),
         lifetime: Lifetime::ManyConductors,
     };
@@ -229,7 +243,7 @@ async fn begin(mut joined: Joined, shutdown: &Shutdown) -> Served {
     let engine = KeptEngine {
         settings: settings.clone(),
         host: network.host,
-        group,
+        meeting_path,
         schedules,
         commands,
         ended,
@@ -237,6 +251,7 @@ async fn begin(mut joined: Joined, shutdown: &Shutdown) -> Served {
         prompts: Vec::new(),
         load: load_seen,
         forwards,
+        device_memory,
     };
     go_on(joined, engine, shutdown).await
 }
@@ -244,21 +259,20 @@ async fn begin(mut joined: Joined, shutdown: &Shutdown) -> Served {
 /// Serves a conductor with a running engine, until one of the two ends.
 async fn go_on(joined: Joined, mut engine: KeptEngine, shutdown: &Shutdown) -> Served {
     let Joined { mut inbound, outbox, .. } = joined;
-    let heartbeats =
-        Heartbeats { outbox: outbox.clone(), load: engine.load.clone(), forwards: engine.forwards.clone() };
-    let heartbeats = heartbeats.start(shutdown);
+    let heartbeats = engine.heartbeats(outbox.clone()).start(shutdown);
     let greetings = engine.greetings();
     let relay = Relay::start(engine.messages, greetings, outbox);
-    let mut launched = false;
-    let end = join::pass_commands(&mut inbound, &engine.commands, &mut engine.ended, &mut launched).await;
+    let passed = join::pass_commands(&mut inbound, &engine.commands, &mut engine.ended).await;
+    let Passed { end, has_launched } = passed;
     heartbeats.abort();
     match end {
-        ServeEnd::Conductor(Err(why)) if why.kind() == ErrorKind::Unavailable => {
+        ServeEnd::Lost(why) => {
             engine.messages = relay.stop().await;
-            Served::Orphaned(Box::new(Orphaned { engine, why, launched }))
+            Served::Orphaned(Box::new(Orphaned { engine, why, has_launched }))
         }
-        // Ends without waiting for the engine: the process ends, and the conductor expects nothing more.
-        ServeEnd::Conductor(outcome) => Served::Ended(outcome),
+        // Ends without waiting for the engine: the process ends, and the conductor expects nothing more. It would
+        // refuse this process if it came again.
+        ServeEnd::Dismissed(outcome) => Served::Ended(outcome),
         ServeEnd::Engine(outcome) => {
             // The relay passes on what the engine has left in the outbox, and then closes the stream.
             relay.finish().await;
@@ -267,3 +281,6 @@ async fn go_on(joined: Joined, mut engine: KeptEngine, shutdown: &Shutdown) -> S
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

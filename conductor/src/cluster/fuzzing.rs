@@ -139,7 +139,7 @@ fn cluster(shape: u8) -> Arc<Cluster> {
 fn join(cluster: &Cluster, workers: &mut BTreeMap<u32, Worker>, rank: u32) {
     let (link, inbox) = link(cluster.limits().link_capacity());
     let joining =
-        Joining { rank: Rank(rank), pid: 1, host: Ipv4Addr::LOCALHOST.into(), formed: String::new() };
+        Joining { rank: Rank(rank), pid: 1, host: Ipv4Addr::LOCALHOST.into(), meeting_path: String::new() };
     match cluster.join(joining, link) {
         Ok(id) => {
             assert!(rank < MAX_RANKS, "rank {rank} has joined");

@@ -85,15 +85,15 @@ impl Membership {
     /// True if the members of a complete group have not met yet. A group that has outlived its conductor has met, and
     /// its ranks say where. If it has lost a rank, its other ranks are turned away, because they cannot meet again.
     fn must_meet(&mut self, members: &[(Rank, WorkerId)]) -> bool {
-        let formed = |id: &WorkerId| self.workers.get(*id).map_or("", |worker| &worker.formed);
-        let (ids, met): (Vec<_>, Vec<_>) = members.iter().map(|(_, id)| (*id, formed(id))).unzip();
-        let is_whole = met.iter().all(|path| *path == met[0]);
+        let path = |id: &WorkerId| self.workers.get(*id).map_or("", |worker| &worker.meeting_path);
+        let paths: Vec<_> = members.iter().map(|(_, id)| path(id)).collect();
+        let is_whole = paths.iter().all(|path| *path == paths[0]);
         if is_whole {
-            return met[0].is_empty();
+            return paths[0].is_empty();
         }
-        let has_met: Vec<bool> = met.iter().map(|path| !path.is_empty()).collect();
-        for (id, _) in ids.into_iter().zip(has_met).filter(|(_, has_met)| *has_met) {
-            if let Some(worker) = self.workers.get_mut(id) {
+        let has_met: Vec<bool> = paths.iter().map(|path| !path.is_empty()).collect();
+        for ((_, id), _) in members.iter().zip(has_met).filter(|(_, has_met)| *has_met) {
+            if let Some(worker) = self.workers.get_mut(*id) {
                 worker.turn_away(Error::internal("a rank of its group was lost with the conductor"));
             }
         }

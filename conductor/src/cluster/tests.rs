@@ -251,7 +251,12 @@ impl World {
     fn join(&mut self, cluster: &Cluster, rank: u32) {
         let (link, inbox) = link(cluster.limits().link_capacity());
         if let Ok(id) = cluster.join(
-            Joining { rank: Rank(rank), pid: 1, host: Ipv4Addr::LOCALHOST.into(), formed: String::new() },
+            Joining {
+                rank: Rank(rank),
+                pid: 1,
+                host: Ipv4Addr::LOCALHOST.into(),
+                meeting_path: String::new(),
+            },
             link,
         ) {
             cluster.on_ready(id, ready());

@@ -249,6 +249,9 @@ impl Cluster {
                 worker.resident_bytes = usage.resident_bytes;
                 self.metrics.usage(worker.rank, usage);
             }
+            if let Some(memory) = &beat.device_memory {
+                self.metrics.device_memory(worker.rank, memory);
+            }
         }
     }
 

@@ -32,9 +32,8 @@ pub struct Joining {
     pub pid: u32,
     /// The address that the worker dials from.
     pub host: IpAddr,
-    /// Meeting path of the TP group in which the worker has loaded the model for an earlier conductor; empty if it has
-    /// loaded nothing, and without a group.
-    pub formed: String,
+    /// As in [`pb::Hello::meeting_path`].
+    pub meeting_path: String,
 }
 
 /// The sending end of the channel to one worker. The channel holds [`super::Limits::link_capacity`] messages. The
@@ -49,8 +48,8 @@ pub struct Worker {
     pub pid: u32,
     /// The address that the worker dials from.
     pub host: IpAddr,
-    /// As in [`Joining::formed`].
-    pub formed: String,
+    /// As in [`pb::Hello::meeting_path`].
+    pub meeting_path: String,
     pub phase: pb::WorkerPhase,
     pub load: pb::WorkerLoad,
     /// The worker's own description of the model; `None` until the worker's `Ready`.
@@ -89,12 +88,12 @@ pub struct Worker {
 
 impl Worker {
     fn new(joining: Joining, link: Link) -> Self {
-        let Joining { rank, pid, host, formed } = joining;
+        let Joining { rank, pid, host, meeting_path } = joining;
         Self {
             rank,
             pid,
             host,
-            formed,
+            meeting_path,
             phase: pb::WorkerPhase::Starting,
             load: pb::WorkerLoad::default(),
             model: None,

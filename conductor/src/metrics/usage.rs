@@ -1,4 +1,4 @@
-//! Metrics of the resources that each worker's process has, from its last heartbeat.
+//! Metrics of the resources that each worker's process and its device have, from its last heartbeat.
 
 use std::sync::atomic::AtomicU64;
 
@@ -20,13 +20,17 @@ declare_metrics! {
         open: PerWorker, "worker_open_fds", "Open descriptors of a worker's process";
         most: PerWorker, "worker_max_fds", "Descriptors that a worker's process may have open";
         started: Seconds, "worker_start_time_seconds", "Unix time at which the worker's process began";
+        device_used: PerWorker, "worker_device_memory_used_bytes",
+            "Bytes in use of the memory of the worker's device: of a GPU, by any process; of a host, by the worker's process";
+        device_total: PerWorker, "worker_device_memory_total_bytes",
+            "Bytes of the memory of the worker's device: of a GPU; of a host, under the closest limit of a control group";
     }
 }
 
 impl UsageMetrics {
     pub fn gone(&self, worker: Rank) {
         let label = worker.into();
-        for gauge in [&self.resident, &self.open, &self.most] {
+        for gauge in [&self.resident, &self.open, &self.most, &self.device_used, &self.device_total] {
             gauge.remove(&label);
         }
         self.cpu.remove(&label);
@@ -35,6 +39,15 @@ impl UsageMetrics {
 }
 
 impl ConductorMetrics {
+    /// Sets the memory of a worker's device.
+    pub(crate) fn device_memory(&self, worker: Rank, memory: &pb::DeviceMemory) {
+        let (own, label) = (&self.usage, WorkerLabel::from(worker));
+        let gauges = [(&own.device_used, memory.used_bytes), (&own.device_total, memory.total_bytes)];
+        for (gauge, bytes) in gauges {
+            gauge.get_or_create(&label).set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        }
+    }
+
     /// Sets the metrics of a worker's process.
     pub(crate) fn usage(&self, worker: Rank, usage: &pb::ProcessUsage) {
         let (own, label) = (&self.usage, WorkerLabel::from(worker));

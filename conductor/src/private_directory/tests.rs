@@ -1,8 +1,9 @@
 use std::{
     os::unix::fs::{DirBuilderExt, symlink},
+    process::Command,
     sync::mpsc,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -65,4 +66,27 @@ fn traps_of_other_users_hold_up_no_start_and_lose_no_file() {
     ended.recv_timeout(Duration::from_secs(20)).expect("the start waits for the FIFO").unwrap();
     assert!(victim.path().join(OWNER).exists());
     assert!([&fifo, &linked, &open].iter().all(|path| path.exists()));
+}
+
+#[test]
+fn a_shared_directory_stays_until_the_last_worker_of_a_killed_conductor_has_ended() {
+    let parent = tempfile::tempdir().unwrap();
+    let shared = PrivateDirectory::new_in(parent.path()).unwrap();
+    shared.share_with_children().unwrap();
+    let mut worker = Command::new("sleep").arg("1000").spawn().unwrap();
+    // The kernel closes the files of a killed conductor, and its directory stays.
+    let PrivateDirectory { directory, owner } = shared;
+    let path = directory.keep();
+    drop(owner);
+    remove_abandoned(parent.path());
+    assert!(path.exists(), "the worker needs it");
+    worker.kill().unwrap();
+    worker.wait().unwrap();
+    // Processes of other tests may have been started with the lock, too.
+    let end = Instant::now() + Duration::from_secs(20);
+    while path.exists() && Instant::now() < end {
+        remove_abandoned(parent.path());
+        thread::yield_now();
+    }
+    assert!(!path.exists(), "nothing needs it");
 }

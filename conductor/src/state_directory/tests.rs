@@ -125,3 +125,28 @@ async fn workers_in_a_record_of_another_version_are_ended() {
     assert_eq!((next.life, next.survivors.len()), (0, 0));
     assert!(!worker.wait().unwrap().success(), "it was killed");
 }
+
+#[tokio::test]
+async fn the_rest_of_a_replica_that_has_lost_a_rank_is_ended() {
+    let parent = tempfile::tempdir().unwrap();
+    let path = &parent.path().join("state");
+    let mut workers: Vec<_> = (0..4).map(|_| sleeper()).collect();
+    let first = StateDirectory::open(path).unwrap();
+    first.succeed(json!({ "model": "a" }), none).await.unwrap();
+    for (rank, worker) in (0..).map(Rank).zip(&workers) {
+        first.started(rank, worker.id()).unwrap();
+    }
+    drop(first);
+    workers[1].kill().unwrap();
+    workers[1].wait().unwrap();
+
+    let second = StateDirectory::open(path).unwrap();
+    let mut next = second.succeed(json!({ "model": "a" }), none).await.unwrap();
+    assert_eq!(next.survivors.len(), 3);
+    next.end_broken_replicas(&Topology::all_in_one(4, 2), &second).await;
+    assert_eq!(next.survivors.keys().copied().collect::<Vec<_>>(), [Rank(2), Rank(3)]);
+    assert!(!workers[0].wait().unwrap().success(), "it was killed");
+    assert_eq!(second.record.lock().workers.keys().copied().collect::<Vec<_>>(), [2, 3]);
+    second.kill_all();
+    workers.iter_mut().skip(2).for_each(|worker| assert!(!worker.wait().unwrap().success()));
+}

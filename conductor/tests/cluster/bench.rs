@@ -199,7 +199,7 @@ pub fn token(text: &str) -> Token {
 }
 
 pub fn hello(rank: u32) -> pb::Hello {
-    pb::Hello { rank, pid: 1000 + rank, version: VERSION.into(), group: String::new() }
+    pb::Hello { rank, pid: 1000 + rank, version: VERSION.into(), meeting_path: String::new() }
 }
 
 pub fn ready() -> pb::Ready {

@@ -99,7 +99,9 @@ async fn a_request_that_crashes_its_workers_fails_alone() {
 /// Sends a heartbeat with this count, and waits until it has arrived.
 async fn beat(bench: &Bench, worker: &FakeWorker, rank: u32, forwards: u64) {
     let load = pb::WorkerLoad { steps: 1, trace_steps_lost: forwards, ..Default::default() };
-    worker.say(ToConductor::Heartbeat(pb::Heartbeat { load: Some(load), forwards, usage: None })).await;
+    worker
+        .say(ToConductor::Heartbeat(pb::Heartbeat { load: Some(load), forwards, ..Default::default() }))
+        .await;
     // Any gauge of the load shows that the heartbeat has arrived.
     metric(bench, &format!(r#"tutti_trace_steps_lost{{worker="{rank}"}}"#), forwards).await;
 }
@@ -142,7 +144,11 @@ async fn a_worker_whose_step_hangs_is_fenced_and_one_with_a_long_step_or_no_work
         let load = pb::WorkerLoad { steps: 1, trace_steps_lost: tick, ..Default::default() };
         for (worker, rank) in [(&first, 0), (&idle, 2)] {
             worker
-                .say(ToConductor::Heartbeat(pb::Heartbeat { load: Some(load), forwards: 1, usage: None }))
+                .say(ToConductor::Heartbeat(pb::Heartbeat {
+                    load: Some(load),
+                    forwards: 1,
+                    ..Default::default()
+                }))
                 .await;
             metric(&bench, &format!(r#"tutti_trace_steps_lost{{worker="{rank}"}}"#), tick).await;
         }

@@ -187,7 +187,11 @@ async fn a_decode_hangs_only_once_it_has_its_prefill() {
             {
                 let load = pb::WorkerLoad { trace_steps_lost: beats, ..Default::default() };
                 worker
-                    .say(ToConductor::Heartbeat(pb::Heartbeat { load: Some(load), forwards, usage: None }))
+                    .say(ToConductor::Heartbeat(pb::Heartbeat {
+                        load: Some(load),
+                        forwards,
+                        ..Default::default()
+                    }))
                     .await;
                 metric(&bench, &format!(r#"tutti_trace_steps_lost{{worker="{rank}"}}"#), beats).await;
             }

@@ -157,7 +157,7 @@ async fn a_dismissed_group_leaves_with_its_leader() {
 #[tokio::test]
 async fn a_group_that_has_outlived_its_conductor_does_not_meet_again() {
     let bench = Bench::outlived(in_pairs(2), 1).await;
-    let formed = |rank| pb::Hello { group: "/dev/shm/group-1".into(), ..hello(rank) };
+    let formed = |rank| pb::Hello { meeting_path: "/dev/shm/group-1".into(), ..hello(rank) };
     let (mut leader, second) =
         (bench.try_join(formed(0)).await.unwrap(), bench.try_join(formed(1)).await.unwrap());
     leader.say(ToConductor::Ready(ready())).await;
@@ -174,7 +174,7 @@ async fn a_group_that_has_outlived_its_conductor_does_not_meet_again() {
 #[tokio::test]
 async fn the_rest_of_a_group_that_has_lost_a_rank_with_its_conductor_is_turned_away() {
     let bench = Bench::outlived(in_pairs(2), 1).await;
-    let formed = pb::Hello { group: "/dev/shm/group-1".into(), ..hello(0) };
+    let formed = pb::Hello { meeting_path: "/dev/shm/group-1".into(), ..hello(0) };
     let mut leader = bench.try_join(formed).await.unwrap();
     let _new = bench.join(1).await;
     let error = leader.turned_away().await;

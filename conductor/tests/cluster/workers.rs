@@ -101,6 +101,23 @@ async fn requests_go_where_their_prompts_are_held_from_the_conductor_before() {
 }
 
 #[tokio::test]
+async fn the_memory_of_a_workers_device_is_a_metric_until_the_worker_is_gone() {
+    let bench = Bench::new(limits(1)).await;
+    let worker = bench.ready(0).await;
+    let device_memory = Some(pb::DeviceMemory { used_bytes: 3 << 30, total_bytes: 8 << 30 });
+    worker.say(ToConductor::Heartbeat(pb::Heartbeat { device_memory, ..Default::default() })).await;
+    metric(&bench, r#"tutti_worker_device_memory_used_bytes{worker="0"}"#, 3 << 30).await;
+    metric(&bench, r#"tutti_worker_device_memory_total_bytes{worker="0"}"#, 8 << 30).await;
+    drop(worker);
+    soon("the metric's end", async {
+        while bench.metrics.encode().contains("tutti_worker_device_memory_used_bytes{") {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn joining_by_hand_takes_the_operators_token() {
     let private = Bench::new(limits(1)).await;
     assert!(private.try_join_with(hello(1), "").await.is_ok());

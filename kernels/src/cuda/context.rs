@@ -1,7 +1,7 @@
 //! One GPU: its primary context, and the single stream that runs all of its work in order.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use cudarc::driver::result::{self, DriverError, event, stream};
 use cudarc::driver::sys;
@@ -123,8 +123,36 @@ impl Gpu {
 
     /// Returns the number of bytes of device memory that no process has allocated.
     pub(super) fn free_bytes(&self) -> Option<u64> {
+        self.memory().map(|memory| memory.free)
+    }
+
+    fn memory(&self) -> Option<MemoryInfo> {
         self.bind().ok()?;
-        result::mem_get_info().ok().map(|(free, _)| free as u64)
+        let (free, total) = result::mem_get_info().ok()?;
+        Some(MemoryInfo { free: free as u64, total: total as u64 })
+    }
+}
+
+/// Bytes of a GPU's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryInfo {
+    /// Bytes that no process has allocated.
+    pub free: u64,
+    /// All bytes.
+    pub total: u64,
+}
+
+/// Reads the memory of a GPU from any thread, while the device computes.
+pub struct MemoryReader(Weak<Gpu>);
+
+impl MemoryReader {
+    pub(super) fn of(gpu: &Arc<Gpu>) -> Self {
+        Self(Arc::downgrade(gpu))
+    }
+
+    /// Returns `None` once the device is gone, or if the driver does not say. May wait for the driver.
+    pub fn read(&self) -> Option<MemoryInfo> {
+        self.0.upgrade()?.memory()
     }
 }
 

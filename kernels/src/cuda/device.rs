@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::compile::KernelCache;
-use super::context::{Event, Gpu};
+use super::context::{Event, Gpu, MemoryReader};
 use super::experts::{CountsOfStep, ExpertCounts, ExpertTables};
 use super::gemm::Gemm;
 use super::kernels::Kernels;
@@ -223,6 +223,13 @@ impl CudaDevice {
         out.data.copy_in(first * out.width * 4, &pair.host, bytes)?;
         self.inputs.keep(pair);
         Ok(())
+    }
+}
+
+impl CudaDevice {
+    /// Returns a reader of the GPU's memory, which other threads may use.
+    pub fn memory_reader(&self) -> MemoryReader {
+        MemoryReader::of(&self.gpu)
     }
 }
 

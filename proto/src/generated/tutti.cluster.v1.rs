@@ -1962,7 +1962,7 @@ pub struct Hello {
     /// The TP group in which the worker has loaded the model for an earlier conductor: the path at which the group has met.
     /// Empty for a worker that has loaded nothing yet, and for one without a group.
     #[prost(string, tag = "5")]
-    pub group: ::prost::alloc::string::String,
+    pub meeting_path: ::prost::alloc::string::String,
 }
 /// Prompts of requests that the worker ran for an earlier conductor, and whose pages may still be in its prefix cache.
 /// Sent after Ready, so that the next conductor places those requests where their prefixes are.
@@ -2378,6 +2378,19 @@ pub struct Heartbeat {
     /// Resources of the worker's process.
     #[prost(message, optional, tag = "3")]
     pub usage: ::core::option::Option<ProcessUsage>,
+    /// Absent if the system or the driver does not say.
+    #[prost(message, optional, tag = "4")]
+    pub device_memory: ::core::option::Option<DeviceMemory>,
+}
+/// Memory of the worker's device: of a GPU, or of the host for a worker that computes there.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeviceMemory {
+    /// Bytes of a GPU that any process has, or the bytes of the host's memory that the worker's process has.
+    #[prost(uint64, tag = "1")]
+    pub used_bytes: u64,
+    /// Bytes of the GPU, or the closest bound of the worker's process: the limit of a control group, or the machine.
+    #[prost(uint64, tag = "2")]
+    pub total_bytes: u64,
 }
 /// Resources that a worker's process has. A number is absent if the system does not say.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

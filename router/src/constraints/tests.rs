@@ -15,7 +15,8 @@ use crate::{
 const ME: Share = Share::WITHOUT_KEY;
 
 fn model(tokenizer: Option<Arc<Tokenizer>>) -> ServedModel {
-    let text = ServedText { tokenizer, template: None, defaults: Sampling::default() };
+    let text =
+        ServedText { tokenizer, template: None, defaults: Sampling::default(), dialect: Default::default() };
     let description =
         ModelDescription { vocab_size: VOCAB, eos_token_ids: vec![261], ..ModelDescription::default() };
     ServedModel { description, text: Arc::new(text) }

@@ -78,7 +78,7 @@ pub fn made_seeds() -> Vec<Seed> {
     let reserved = pb::Reserved { port: 9, layout_hash: 1, known_pages: 1, ..Default::default() };
     let listening = pb::GroupListening { port: 9, ..Default::default() };
     for (shape, message) in (0..).zip([
-        From::Heartbeat(pb::Heartbeat { load: Some(load), forwards: 9, usage: None }),
+        From::Heartbeat(pb::Heartbeat { load: Some(load), forwards: 9, ..Default::default() }),
         From::LoadProgress(pb::LoadProgress { bytes_done: 5, bytes_total: 9 }),
         From::Reserved(reserved.clone()),
         From::Leaving(pb::Leaving {}),

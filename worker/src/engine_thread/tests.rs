@@ -48,6 +48,7 @@ fn bench(lose_after: Option<u64>) -> Bench {
         outbox,
         load,
         forwards: Arc::default(),
+        device_memory: LastReading::default(),
         network: LOCALHOST.into(),
         lifetime: Lifetime::default(),
     };
@@ -181,6 +182,7 @@ fn the_engine_needs_no_time_of_the_streams_thread() {
         outbox,
         load,
         forwards: Arc::default(),
+        device_memory: LastReading::default(),
         network: LOCALHOST.into(),
         lifetime: Lifetime::default(),
     };

@@ -102,3 +102,6 @@ async fn pass(
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -14,7 +14,7 @@ const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const BOOKING: Booking = Booking { requests: 1, queued_blocks: 2, active_blocks: 0, suspects: 0 };
 
 fn joining(rank: u32) -> Joining {
-    Joining { rank: Rank(rank), pid: 1, host: HERE, formed: String::new() }
+    Joining { rank: Rank(rank), pid: 1, host: HERE, meeting_path: String::new() }
 }
 
 fn whole(tp: u32) -> Workers {

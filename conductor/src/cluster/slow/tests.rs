@@ -25,8 +25,12 @@ fn findings(groups: &[(u32, GroupRole, &str)]) -> Vec<Finding> {
     let (mut rank, mut us) = (0, 200_000);
     for (tp, _, device) in groups {
         for _ in 0..*tp {
-            let joining =
-                Joining { rank: Rank(rank), pid: 1, host: Ipv4Addr::LOCALHOST.into(), formed: String::new() };
+            let joining = Joining {
+                rank: Rank(rank),
+                pid: 1,
+                host: Ipv4Addr::LOCALHOST.into(),
+                meeting_path: String::new(),
+            };
             let id = workers.join(joining, link(1).0);
             let worker = workers.get_mut(id).unwrap();
             worker.phase = pb::WorkerPhase::Ready;

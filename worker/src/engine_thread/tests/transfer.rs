@@ -80,6 +80,7 @@ impl Worker {
             outbox,
             load,
             forwards: Arc::default(),
+            device_memory: LastReading::default(),
             network,
             lifetime: Lifetime::default(),
         };
