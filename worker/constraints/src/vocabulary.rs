@@ -49,6 +49,8 @@ pub struct Declared<'a> {
 pub struct Vocabulary {
     tokens: Vec<Token>,
     ends: Vec<u32>,
+    /// Added tokens that are ordinary text, such as the `<tool_call>` of some families.
+    added_text: Vec<u32>,
 }
 
 impl Vocabulary {
@@ -58,7 +60,9 @@ impl Vocabulary {
         declared: &Declared<'_>,
     ) -> Result<Self, ConstraintError> {
         let tokens = tokenizer_json::tokens(json, declared)?;
-        Self::new(tokens, declared.ends)
+        let is_text = |id: &usize| matches!(tokens.get(*id), Some(Token::Text(_)));
+        let added_text = tokenizer_json::added_ids(json).filter(is_text).map(|id| id as u32).collect();
+        Ok(Self { added_text, ..Self::new(tokens, declared.ends)? })
     }
 
     /// A vocabulary of these tokens. A token that ends generations becomes a special token.
@@ -81,7 +85,17 @@ impl Vocabulary {
                 *token = Token::Unused;
             }
         }
-        Ok(Self { tokens, ends: ends.to_vec() })
+        Ok(Self { tokens, ends: ends.to_vec(), added_text: Vec::new() })
+    }
+
+    /// The vocabulary for grammars that [name tokens](crate::Constraint::names_tokens): all added tokens are special.
+    /// Otherwise the free text in front of a marker would swallow a marker that the tokenizer calls ordinary text.
+    pub fn with_added_special(&self) -> Self {
+        let mut tokens = self.tokens.clone();
+        for &id in &self.added_text {
+            tokens[id as usize].make_special(id);
+        }
+        Self { tokens, ends: self.ends.clone(), added_text: Vec::new() }
     }
 
     /// The vocabulary with more special tokens, such as those of a thinking block. Text in front of such a token would
@@ -98,7 +112,7 @@ impl Vocabulary {
                 }
             }
         }
-        Ok(Self { tokens, ends: self.ends.clone() })
+        Ok(Self { tokens, ends: self.ends.clone(), added_text: self.added_text.clone() })
     }
 
     /// The vocabulary for checks: the special tokens with their ids, and a token for each byte behind all others. A
@@ -110,7 +124,7 @@ impl Vocabulary {
             _ => Token::Unused,
         });
         let bytes = (0..=u8::MAX).filter(|&byte| byte != SPECIAL_MARKER).map(|byte| Token::Text(vec![byte]));
-        Self { tokens: special.chain(bytes).collect(), ends: self.ends.clone() }
+        Self { tokens: special.chain(bytes).collect(), ends: self.ends.clone(), added_text: Vec::new() }
     }
 
     /// The vocabulary for checks from a `tokenizer.json` that may lack its vocabulary and merges. Special tokens have

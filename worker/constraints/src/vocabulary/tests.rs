@@ -27,7 +27,7 @@ fn byte_level_tokens_are_their_bytes() {
     });
     let declared = Declared { logits: 12, ends: &[7], markers: &["<tool_call>"] };
     let vocabulary = read(json, &declared).unwrap();
-    let expected = [
+    let mut expected = [
         text(b"a"),
         text(b" b"),
         text(b"\n"),
@@ -45,6 +45,8 @@ fn byte_level_tokens_are_their_bytes() {
         Token::Unused,
     ];
     assert_eq!(vocabulary.tokens(), expected);
+    expected[9] = special("<other>");
+    assert_eq!(vocabulary.with_added_special().tokens(), expected);
 }
 
 #[test]
