@@ -56,7 +56,7 @@ async fn a_call_stays_text_without_a_choice() {
     let later = json!({ "messages": [{ "role": "user", "content": "x" }, { "role": "assistant", "tool_calls": [call] },
         { "role": "tool", "tool_call_id": "a", "content": "noon" }] });
     let choice = both(&setup, &later).await;
-    assert_eq!((calls(&choice).len(), &choice["message"]["content"]), (2, &json!("Text.")));
+    assert_eq!((calls(&choice).len(), &choice["message"]["content"]), (2, &json!("\nText.")));
 }
 
 #[tokio::test]
