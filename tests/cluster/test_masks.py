@@ -1,5 +1,5 @@
-"""Output that follows a constraint, through router and conductor, on two workers of which one dies in the middle: the tokens
-are those of an undisturbed run, and what ends by itself is valid."""
+"""Output that follows a constraint, through router and conductor, on two workers of which one dies in the middle: the
+tokens are those of an undisturbed run, and what ends by itself is valid."""
 
 import concurrent.futures
 import json

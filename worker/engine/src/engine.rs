@@ -124,8 +124,8 @@ impl Engine {
         self.runner.forwards = forwards;
     }
 
-    /// Lets requests follow constraints. `vocabulary` reads the checkpoint's vocabulary, on a thread of its own, when the
-    /// first such request comes. Without a vocabulary, such requests are refused.
+    /// Lets requests follow constraints. `vocabulary` reads the model's vocabulary, on a thread of its own, when
+    /// the first such request comes. Without a vocabulary, such requests are refused.
     pub fn set_vocabulary(&mut self, vocabulary: ReadVocabulary) {
         self.core.masks.set_vocabulary(vocabulary);
     }
@@ -152,8 +152,9 @@ impl Engine {
     }
 
     /// Plans and enqueues steps until the device holds as many as it can, then waits for the oldest step and commits
-    /// it. If nothing can run until a mask is ready, waits for the mask. Returns `None` if nothing ran and there is nothing to report; the caller then waits for a launch. If nothing
-    /// ran but there is something to report, the report has no rows and the number of the next step.
+    /// it. If nothing can run until a mask is ready, waits for the mask. Returns `None` if nothing ran and there is
+    /// nothing to report; the caller then waits for a launch. If nothing ran but there is something to report, the
+    /// report has no rows and the number of the next step.
     ///
     /// Requests that are divided between workers need two threads: see [`split`](Self::split).
     ///

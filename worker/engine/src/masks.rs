@@ -12,10 +12,10 @@
 //! - [`deadline`]: the time limit of one mask.
 //! - [`memory`]: the limit of the memory of all matchers.
 //!
-//! Neither a commit nor a mask runs under the engine's lock or on the device's thread. The pool works beside the forward
-//! of the next step. The device's thread waits for the masks behind the forward, for a short time only: a row whose mask
-//! is late has no effect, and its request is left out of steps until the mask is ready. So is a request whose last mask
-//! was slow. A slow grammar delays its own request, and no other one. A failure ends one request.
+//! Neither a commit nor a mask runs under the engine's lock or on the device's thread. The pool works beside the
+//! forward of the next step. The device's thread waits for the masks behind the forward, for a short time only: a row
+//! whose mask is late has no effect, and its request is left out of steps until the mask is ready. So is a request
+//! whose last mask was slow. A slow grammar delays its own request, and no other one. A failure ends one request.
 //!
 //! A mask is a function of the constraint and of the output so far. So the tokens do not depend on lateness, batches,
 //! preemption or replays.
@@ -58,7 +58,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The masks of all requests of an engine.
 #[derive(Default)]
 pub(crate) struct Masks {
-    /// Reads the checkpoint's vocabulary; `None` if the engine has none.
+    /// Reads the model's vocabulary; `None` if the engine has none.
     vocabulary: Option<ReadVocabulary>,
     waker: Waker,
     /// `None` until the first request with a constraint.
@@ -110,8 +110,8 @@ impl Masks {
         self.push([Job { guide: guide.clone(), work: Work::Open(generated.to_vec()) }]);
     }
 
-    /// Advances requests by committed tokens. A request whose last mask was slow is left out of steps until the next one
-    /// is ready.
+    /// Advances requests by committed tokens. A request whose last mask was slow is left out of steps until the next
+    /// one is ready.
     pub fn advance(&mut self, tokens: Vec<(Guide, u32)>, scheduler: &mut Scheduler) {
         let mut jobs = Vec::with_capacity(tokens.len());
         for (guide, token) in tokens {
@@ -188,7 +188,9 @@ impl Masks {
     }
 
     fn push(&self, jobs: impl IntoIterator<Item = Job>) {
-        self.pool.iter().for_each(|pool| pool.push(jobs));
+        if let Some(pool) = &self.pool {
+            pool.push(jobs);
+        }
     }
 }
 

@@ -49,9 +49,9 @@ fn run(model: &mut dyn Model, settings: &EngineSettings, rank: GroupRank) -> Res
 }
 
 /// The largest step: the maximum number of rows and tokens, with block tables of the longest context. Every row is
-/// sampled with a mask, with penalties over a whole context and with the maximum number of logprobs, and all other tokens are
-/// scored. The pages of all rows are the null page. Every row begins at position 0, because longer contexts would only
-/// take time: the scratch memory of attention has a fixed size.
+/// sampled with a mask, with penalties over a whole context and with the maximum number of logprobs, and all other
+/// tokens are scored. The pages of all rows are the null page. Every row begins at position 0, because longer contexts
+/// would only take time: the scratch memory of attention has a fixed size.
 struct Largest {
     ids: Vec<u32>,
     positions: Vec<f32>,

@@ -381,8 +381,8 @@ impl Sim {
         Ok(ended)
     }
 
-    /// Samples from a uniform distribution over the tokens that are allowed and not forbidden. At temperature 0, the seed
-    /// has no effect. All other sampling parameters never have an effect.
+    /// Samples from a uniform distribution over the tokens that are allowed and not forbidden. At temperature 0, the
+    /// seed has no effect. All other sampling parameters never have an effect.
     fn sample(&self, hidden: u64, row: &SampleRow<'_>) -> Result<Sampled, DeviceError> {
         let seed = if row.params.temperature > 0.0 { row.params.seed } else { 0 };
         let vocab_size = self.limits.vocab_size as u32;

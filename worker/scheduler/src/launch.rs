@@ -34,8 +34,8 @@ pub struct GraphLaunch {
     /// True if the mask of each token depends on the token before it. The request then has at most one row in flight
     /// from which a token is sampled.
     pub is_masked: bool,
-    /// True if the request is admitted only once its [first mask is ready](crate::Scheduler::mask_ready). Until then the
-    /// request delays no other request.
+    /// True if the request is admitted only once its [first mask is ready](crate::Scheduler::mask_ready). Until then
+    /// the request delays no other request.
     pub awaits_mask: bool,
     /// True if the request is admitted only after the embeddings of its media [have
     /// arrived](crate::Scheduler::media_here). Until then the request delays no other request.

@@ -4,7 +4,8 @@ use crate::TokenMask;
 use crate::cpu::simd::isa::Path;
 use crate::cpu::simd::{LANES, Op, Simd};
 
-/// Sets the logits of tokens that a mask forbids to negative infinity. `logits` are those of the tokens from `first` on.
+/// Sets the logits of tokens that a mask forbids to negative infinity. `logits` are those of the tokens from `first`
+/// on.
 pub(super) fn apply(path: Path, mask: &TokenMask, first: usize, logits: &mut [f32]) {
     path.run(Forbid { words: mask.words(), first, logits });
 }

@@ -27,8 +27,8 @@ DEVICE Slice slice_of(u32 width) {
 
 DEVICE float peak_of(Best best) { return best.nan ? __int_as_float(0x7fffffff) : best.logit; }
 
-// Applies mask, bias, forbidden tokens and penalties in place. peaks[row][slice] = the slice's largest logit before and after
-// these changes.
+// Applies mask, bias, forbidden tokens and penalties in place. peaks[row][slice] = the slice's largest logit before and
+// after these changes.
 KERNEL(THREADS) adjust_shard(float* all_logits, u32 width, u32 first, const Nomination* tasks, const u32* words, float* peaks) {
   BEGIN(adjust_shard);
   const Nomination& task = tasks[blockIdx.x];

@@ -8,12 +8,12 @@ pub(super) struct ThinkingBudget {
     begin: Option<u32>,
     end: u32,
     max_tokens: u32,
-    place: Place,
+    phase: Phase,
 }
 
-/// The place of the next token.
+/// The phase of the next token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum Phase {
     /// At the start, where the block may begin.
     Start,
     /// Inside the block, behind this many tokens of it.
@@ -26,23 +26,23 @@ impl ThinkingBudget {
     /// The budget of a request without output; `None` if the block has no limit.
     pub fn of(thinking: &pb::Thinking) -> Option<Self> {
         let pb::Thinking { begin, end, max_tokens } = *thinking;
-        let place = if begin.is_some() { Place::Start } else { Place::Inside(0) };
-        max_tokens.map(|max_tokens| Self { begin, end, max_tokens, place })
+        let phase = if begin.is_some() { Phase::Start } else { Phase::Inside(0) };
+        max_tokens.map(|max_tokens| Self { begin, end, max_tokens, phase })
     }
 
     /// Advances by a token of the output.
     pub fn commit(&mut self, token: u32) {
-        self.place = match self.place {
-            Place::Start if Some(token) == self.begin => Place::Inside(0),
-            Place::Inside(_) if token == self.end => Place::Behind,
-            Place::Inside(tokens) => Place::Inside(tokens.saturating_add(1)),
-            Place::Start | Place::Behind => Place::Behind,
+        self.phase = match self.phase {
+            Phase::Start if Some(token) == self.begin => Phase::Inside(0),
+            Phase::Inside(_) if token == self.end => Phase::Behind,
+            Phase::Inside(tokens) => Phase::Inside(tokens.saturating_add(1)),
+            Phase::Start | Phase::Behind => Phase::Behind,
         };
     }
 
     /// The token that ends the block, if the budget is spent and nothing else may follow.
     pub fn closes_with(&self) -> Option<u32> {
-        matches!(self.place, Place::Inside(tokens) if tokens >= self.max_tokens).then_some(self.end)
+        matches!(self.phase, Phase::Inside(tokens) if tokens >= self.max_tokens).then_some(self.end)
     }
 }
 

@@ -1,10 +1,10 @@
-//! The vocabulary of the worker's checkpoint, prepared for masks.
+//! The vocabulary of the worker's model, prepared for masks.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tutti_constraints::{Environment, Vocabulary};
 
-/// Reads the vocabulary of the worker's checkpoint. The error is for clients.
+/// Reads the vocabulary of the worker's model. The error is for clients.
 pub type ReadVocabulary = Arc<dyn Fn() -> Result<Vocabulary, String> + Send + Sync>;
 
 /// Maximum number of environments. A template has one or two kinds of thinking blocks, and each kind needs an
@@ -19,7 +19,7 @@ pub(super) struct Environments {
 
 #[derive(Default)]
 struct State {
-    /// `None` until a request needs it. A failure stays, because a checkpoint does not change.
+    /// `None` until a request needs it. A failure stays, because a model's files do not change.
     vocabulary: Option<Result<Vocabulary, String>>,
     /// The environments by the tokens of thinking blocks, the one that was used last at the end.
     known: Vec<(Vec<u32>, Arc<Environment>)>,

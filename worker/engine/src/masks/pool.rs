@@ -1,8 +1,8 @@
 //! The threads that compile constraints and make masks.
 //!
 //! The commit of a token and the mask of the next one are one job. Quick jobs go before slow ones, which are
-//! compilations, replays, and the tokens of a request whose last mask was slow. One thread takes quick jobs only, so that
-//! no slow one delays them.
+//! compilations, replays, and the tokens of a request whose last mask was slow. One thread takes quick jobs only, so
+//! that no slow one delays them.
 
 use std::{
     collections::VecDeque,

@@ -332,8 +332,8 @@ impl Running {
         (Some(OutputToken { token, index }), finish.map(|reason| request.finished(reason)))
     }
 
-    /// Takes back a row in flight from which no token was sampled. A late row is planned again, as if it had not been in
-    /// the step.
+    /// Takes back a row in flight from which no token was sampled. A late row is planned again, as if it had not been
+    /// in the step.
     fn not_sampled(&mut self, row: &Row, why: NotSampled) -> Option<Outcome> {
         match why {
             NotSampled::Late => {

@@ -47,8 +47,8 @@ impl Scheduler {
         }
     }
 
-    /// Ends a request whose constraint cannot be followed. The next plan ends it. Does nothing for a request that is not
-    /// held.
+    /// Ends a request whose constraint cannot be followed. The next plan ends it. Does nothing for a request that is
+    /// not held.
     pub fn fail_constraint(&mut self, key: GraphKey, why: String) {
         if self.tickets.contains_key(&key) {
             self.constrained.insert(key, ConstraintEnd::Failed(why));

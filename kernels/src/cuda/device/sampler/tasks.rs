@@ -51,8 +51,8 @@ pub(super) enum Lists {
 pub(super) struct Masks<'a>(Vec<(&'a TokenMask, u32)>);
 
 impl<'a> Masks<'a> {
-    /// Returns the index of the mask's first word in `words`, to which it is appended if no row before has it. The index
-    /// is above 0, because tasks stand before masks.
+    /// Returns the index of the mask's first word in `words`, to which it is appended if no row before has it. The
+    /// index is above 0, because tasks stand before masks.
     pub(super) fn first_word(&mut self, mask: &'a TokenMask, words: &mut Vec<u32>) -> u32 {
         if let Some((_, first)) = self.0.iter().find(|(other, _)| other.shares_words(mask)) {
             return *first;
