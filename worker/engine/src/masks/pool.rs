@@ -1,11 +1,11 @@
 //! The threads that compile constraints and make masks.
 //!
-//! The commit of a token and the mask of the next one are one job. Quick jobs go before slow ones, which are
-//! compilations, replays, and the tokens of a request whose last mask was slow. One thread takes quick jobs only, so
-//! that no slow one delays them.
+//! The commit of a token and the mask of the next one are one job. Quick jobs go before those of requests whose
+//! constraint has been compiled before, and these before slow ones, which are compilations, replays, and the tokens of
+//! a request whose last mask was slow. One thread takes quick jobs only, so that no slow one delays them.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashSet, VecDeque},
     io,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tutti_constraints::{BaseMatchers, ConstraintError, Environment, Matcher, Progress};
+use tutti_constraints::{BaseMatchers, Canonical, ConstraintError, Environment, Matcher, Progress};
 use tutti_proto::GraphKey;
 
 use super::{
@@ -32,6 +32,8 @@ const THREADS: usize = 2;
 const CACHE_BYTES: usize = 128 << 20;
 /// Maximum size in bytes of the states of all matchers, about.
 const MATCHER_BYTES: usize = 512 << 20;
+/// Maximum number of constraints that are remembered as compiled.
+const MAX_COMPILED: usize = 1024;
 /// Duration of a job from which on the next job of the same request is a slow one.
 pub(super) const SLOW: Duration = Duration::from_millis(2);
 
@@ -58,6 +60,8 @@ struct Shared {
     queues: Mutex<Queues>,
     /// Signalled when a job is queued or the pool is closed.
     queued: Condvar,
+    /// Constraints that have been compiled. Some of them may have left the cache, so they only come earlier.
+    compiled: Mutex<HashSet<Canonical>>,
     events: Mutex<Vec<GraphKey>>,
     /// Signalled when an event is added.
     happened: Condvar,
@@ -70,6 +74,8 @@ struct Shared {
 #[derive(Default)]
 struct Queues {
     quick: VecDeque<Job>,
+    /// Requests whose constraint has been compiled before.
+    known: VecDeque<Job>,
     slow: VecDeque<Job>,
     is_closed: bool,
 }
@@ -112,6 +118,7 @@ impl MaskPool {
         let shared = Arc::new(Shared {
             queues: Mutex::default(),
             queued: Condvar::new(),
+            compiled: Mutex::default(),
             events: Mutex::default(),
             happened: Condvar::new(),
             waker: Mutex::new(waker),
@@ -138,8 +145,13 @@ impl MaskPool {
     pub fn push(&self, jobs: impl IntoIterator<Item = Job>) {
         let mut queues = lock(&self.shared.queues);
         for job in jobs {
-            let is_slow = matches!(job.work, Work::Open(_)) || job.guide.took_at_least(SLOW);
-            let queue = if is_slow { &mut queues.slow } else { &mut queues.quick };
+            let queue = match &job.work {
+                Work::Open(generated) if generated.is_empty() && self.shared.has_compiled(&job.guide) => {
+                    &mut queues.known
+                }
+                Work::Advance(_) if !job.guide.took_at_least(SLOW) => &mut queues.quick,
+                Work::Open(_) | Work::Advance(_) => &mut queues.slow,
+            };
             queue.push_back(job);
         }
         drop(queues);
@@ -234,6 +246,7 @@ impl<'a> Worker<'a> {
             counts.compile_us.fetch_add(began.elapsed().as_micros() as u64, Relaxed);
         }
         let (opened, progress) = opened.map_err(said)?;
+        self.shared.has_now_compiled(guide);
         self.shared.next(guide, matcher.insert(opened), progress)
     }
 
@@ -271,14 +284,28 @@ impl Shared {
             if queues.is_closed {
                 return None;
             }
-            let quick = queues.quick.pop_front();
-            if let Some(job) =
-                quick.or_else(|| if takes == Takes::All { queues.slow.pop_front() } else { None })
-            {
-                return Some(job);
+            let Queues { quick, known, slow, .. } = &mut *queues;
+            let job = match takes {
+                Takes::Quick => quick.pop_front(),
+                Takes::All => quick.pop_front().or_else(|| known.pop_front()).or_else(|| slow.pop_front()),
+            };
+            if job.is_some() {
+                return job;
             }
             queues = self.queued.wait(queues).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    fn has_compiled(&self, guide: &Guide) -> bool {
+        guide.canonical().is_some_and(|canonical| lock(&self.compiled).contains(canonical))
+    }
+
+    fn has_now_compiled(&self, guide: &Guide) {
+        let mut compiled = lock(&self.compiled);
+        if compiled.len() == MAX_COMPILED {
+            compiled.clear();
+        }
+        compiled.extend(guide.canonical().cloned());
     }
 
     /// Makes the next mask.
