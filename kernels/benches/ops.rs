@@ -304,6 +304,7 @@ impl Bench {
                 prompt: &[1; 512],
                 output: &[2],
                 forbidden: &[],
+                allowed: None,
                 position: 0,
                 logprobs,
             };

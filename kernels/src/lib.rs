@@ -23,7 +23,7 @@ pub use device::{
 pub use recorder::{Observer, Operation, Recorder};
 pub use sampling::{
     Adjustments, LogitBias, MAX_NOMINATED, Nomination, SampleRow, Sampled, SamplingParams, ScoreRow,
-    StepResults, TokenScore,
+    StepResults, TokenMask, TokenScore,
 };
 pub use step::{RowInputs, StepInputs, StepShape};
 pub use tutti_planes::{PageId, SlotCopy, SlotId};

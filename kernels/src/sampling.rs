@@ -1,7 +1,9 @@
 //! Inputs and results of sampling. The device does the arithmetic.
 
+mod mask;
 mod nomination;
 
+pub use mask::TokenMask;
 pub use nomination::{Adjustments, MAX_NOMINATED, Nomination};
 pub use tutti_parameters::{LogitBias, SamplingParams};
 
@@ -18,6 +20,9 @@ pub struct SampleRow<'a> {
     pub output: &'a [u32],
     /// Tokens that must not be sampled: end-of-sequence tokens while the output is shorter than `min_tokens`.
     pub forbidden: &'a [u32],
+    /// The tokens that may be sampled, for output that follows a constraint; `None` allows all. It has
+    /// [`TokenMask::words_of`] the vocabulary words.
+    pub allowed: Option<&'a TokenMask>,
     /// Position of the sampled token. (seed, position) determines the random number of the draw.
     pub position: u64,
     /// Number of likeliest tokens to report in addition to the sampled token; `None` reports no logprobs.
@@ -25,11 +30,12 @@ pub struct SampleRow<'a> {
 }
 
 impl SampleRow<'_> {
-    /// True if bias, forbidden tokens or penalties change the row's logits.
+    /// True if bias, forbidden tokens, a mask or penalties change the row's logits.
     pub fn adjusts(&self) -> bool {
         let params = self.params;
         !params.logit_bias.is_empty()
             || !self.forbidden.is_empty()
+            || self.allowed.is_some()
             || params.repetition_penalty != 1.0
             || params.presence_penalty != 0.0
             || params.frequency_penalty != 0.0

@@ -24,5 +24,6 @@ mod packed;
 mod process;
 mod request_traces;
 mod step_trace;
+mod vocabulary;
 
 pub use process::{by_hand, spawned};

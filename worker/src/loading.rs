@@ -22,7 +22,7 @@ use crate::{
     group::{Formation, Member},
     isa,
     join::OUTBOX,
-    packed,
+    packed, vocabulary,
 };
 
 /// Tokens per KV page: few enough to waste little at the end of a sequence, and enough to keep block tables short.
@@ -73,6 +73,7 @@ pub fn load_worker(
         }
     };
     let mut engine = Engine::new(model, rank, &engine_settings, settings.max_waiting_requests)?;
+    engine.set_vocabulary(vocabulary::reader(&settings.model_dir, engine.model().limits()));
     let cold = Instant::now();
     engine.warm_up()?;
     let StepMemory { device, host } = step_memory(&engine, settings);

@@ -19,7 +19,7 @@ struct Reported {
     value: fn(&pb::WorkerLoad) -> i64,
 }
 
-const REPORTED: [Reported; 15] = [
+const REPORTED: [Reported; 23] = [
     Reported {
         name: "kv_pages_used",
         help: "KV pages that requests hold",
@@ -95,7 +95,52 @@ const REPORTED: [Reported; 15] = [
         help: "Prompt tokens found in the prefix cache, since the worker's process began",
         value: |load| load.cached_tokens as i64,
     },
+    Reported {
+        name: "worker_constraints_compiled",
+        help: "Constraints compiled for requests, since the worker's process began",
+        value: |load| masks(load).compilations as i64,
+    },
+    Reported {
+        name: "worker_constraint_compile_us",
+        help: "Microseconds of compiling constraints, since the worker's process began",
+        value: |load| masks(load).compile_us as i64,
+    },
+    Reported {
+        name: "worker_constraint_cache_hits",
+        help: "Constraints found compiled, since the worker's process began",
+        value: |load| masks(load).cache_hits as i64,
+    },
+    Reported {
+        name: "worker_masks",
+        help: "Masks made behind tokens of constrained output, since the worker's process began",
+        value: |load| masks(load).masks as i64,
+    },
+    Reported {
+        name: "worker_mask_us",
+        help: "Microseconds of making masks, since the worker's process began",
+        value: |load| masks(load).mask_us as i64,
+    },
+    Reported {
+        name: "worker_masks_late",
+        help: "Rows that ran again because their mask was late, since the worker's process began",
+        value: |load| masks(load).late as i64,
+    },
+    Reported {
+        name: "worker_constraints_failed",
+        help: "Requests that failed because their constraint could not be followed, since the worker's process began",
+        value: |load| masks(load).failures as i64,
+    },
+    Reported {
+        name: "worker_masks_awaited",
+        help: "Requests that are left out of steps until a mask is ready",
+        value: |load| masks(load).awaited.into(),
+    },
 ];
+
+/// The counts of masks; zeros from a worker that makes none.
+fn masks(load: &pb::WorkerLoad) -> pb::MaskCounts {
+    load.masks.unwrap_or_default()
+}
 
 /// The age of each worker's queue, computed at each scrape, so that it grows while a worker reports nothing.
 #[derive(Clone, Debug, Default)]

@@ -115,8 +115,8 @@ records! {
         output_count: u32,
         adjusts: u32,
         result: u32,
-        /// Makes the size a multiple of the first field's alignment.
-        padding: u32,
+        /// First word of the mask; 0 if there is none.
+        allowed: u32,
     }
 
     /// One row of a nomination: `Nomination` in `sources/nominate.cu`. Lists are given as in [`Task`].
@@ -128,6 +128,8 @@ records! {
         presence: f32,
         frequency: f32,
         adjusts: u32,
+        /// First word of the mask of the whole vocabulary; 0 if there is none.
+        allowed: u32,
         bias: u32,
         bias_count: u32,
         forbidden: u32,

@@ -1,7 +1,7 @@
 //! Nominations: the parameters of a request that each rank of a TP group needs to send its best tokens instead of its
 //! logits.
 
-use super::SampleRow;
+use super::{SampleRow, TokenMask};
 
 /// Maximum of [`Nomination::count`]. A row with a larger `top_k` needs all of its logits.
 pub const MAX_NOMINATED: u32 = 256;
@@ -23,9 +23,11 @@ pub struct Nomination {
     pub adjustments: Option<Adjustments>,
 }
 
-/// Bias, forbidden tokens and penalties of a row, by token. They apply in the order of the fields.
+/// Mask, bias, forbidden tokens and penalties of a row, by token. They apply in the order of the fields.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Adjustments {
+    /// The mask of the whole vocabulary: the logits of all other tokens become negative infinity. `None` allows all.
+    pub allowed: Option<TokenMask>,
     /// Pairs of a token id and the number that is added to its logit.
     pub bias: Vec<(u32, f32)>,
     /// Tokens whose logit becomes negative infinity.
@@ -85,6 +87,7 @@ impl SampleRow<'_> {
             return None;
         }
         let mut adjustments = Adjustments {
+            allowed: self.allowed.cloned(),
             bias: params.logit_bias.iter().map(|bias| (bias.token_id, bias.bias)).collect(),
             forbidden: self.forbidden.to_vec(),
             repetition_penalty: params.repetition_penalty,

@@ -10,7 +10,7 @@ use crate::support::{Random, bytes, devices, results, tensor};
 static GREEDY: SamplingParams = SamplingParams::GREEDY;
 
 fn greedy(params: &SamplingParams) -> SampleRow<'_> {
-    SampleRow { params, prompt: &[], output: &[], forbidden: &[], position: 0, logprobs: None }
+    SampleRow { params, prompt: &[], output: &[], forbidden: &[], allowed: None, position: 0, logprobs: None }
 }
 
 #[test]

@@ -3,7 +3,8 @@
 
 use tutti_kernels::cpu::CpuDevice;
 use tutti_kernels::{
-    Device, DeviceError, GatheredRows, MAX_NOMINATED, Nomination, SampleRow, Sampled, Sampler, SamplingParams,
+    Device, DeviceError, GatheredRows, MAX_NOMINATED, Nomination, SampleRow, Sampled, Sampler,
+    SamplingParams, TokenMask,
 };
 
 use crate::support::{Random, devices, results, tensor};
@@ -17,13 +18,15 @@ struct Request {
     prompt: Vec<u32>,
     output: Vec<u32>,
     forbidden: Vec<u32>,
+    allowed: Option<TokenMask>,
     position: u64,
 }
 
 impl Request {
     fn row(&self) -> SampleRow<'_> {
-        let Self { params, prompt, output, forbidden, position } = self;
-        SampleRow { params, prompt, output, forbidden, position: *position, logprobs: None }
+        let Self { params, prompt, output, forbidden, allowed, position } = self;
+        let (allowed, position) = (allowed.as_ref(), *position);
+        SampleRow { params, prompt, output, forbidden, allowed, position, logprobs: None }
     }
 
     fn random(random: &mut Random, vocabulary: usize) -> Self {
@@ -53,7 +56,13 @@ impl Request {
             1 => vec![vocabulary as u32],
             few => tokens(random, few.min(9) + 1),
         };
+        let allowed = (random.below(3) == 0).then(|| {
+            let every = random.below(4) + 1;
+            let allowed = (0..vocabulary as u32).filter(|_| random.below(every) == 0).collect::<Vec<_>>();
+            TokenMask::of_tokens(TokenMask::words_of(vocabulary), allowed)
+        });
         Self {
+            allowed,
             params,
             prompt: tokens(random, 30),
             output: tokens(random, 30),
@@ -205,7 +214,7 @@ fn tokens_of_equal_weight_are_nominated_by_id() {
             let logits: Vec<f32> = (0..ranks * 60).map(|_| near_two(&mut random)).collect();
             let params = SamplingParams { temperature: 1000.0, top_k, seed: round, ..SamplingParams::GREEDY };
             let (prompt, output, forbidden) = (vec![], vec![], vec![]);
-            let request = Request { params, prompt, output, forbidden, position: 3 };
+            let request = Request { params, prompt, output, forbidden, allowed: None, position: 3 };
             let (rows, nomination) = ([(0, request.row())], request.row().nomination().unwrap());
             let whole = tensor(&mut device, logits.len(), &logits);
             device.sample(&whole, &rows).unwrap();
@@ -224,7 +233,7 @@ fn tokens_of_equal_weight_are_nominated_by_id() {
 fn rows_that_depend_on_more_than_their_best_tokens_are_not_nominated() {
     fn row(params: &SamplingParams) -> SampleRow<'_> {
         let (prompt, output) = (&[1, 1, 2], &[2, 3, 2]);
-        SampleRow { params, prompt, output, forbidden: &[], position: 0, logprobs: None }
+        SampleRow { params, prompt, output, forbidden: &[], allowed: None, position: 0, logprobs: None }
     }
     let greedy = SamplingParams::GREEDY;
     let draw = SamplingParams { temperature: 1.0, top_k: 5, ..greedy.clone() };

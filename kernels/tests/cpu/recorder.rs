@@ -108,6 +108,7 @@ fn layer<D: Dense + PagedAttention + Collectives + Sampler>(
         prompt: &[],
         output: &[],
         forbidden: &[],
+        allowed: None,
         position: 0,
         logprobs: Some(3),
     };

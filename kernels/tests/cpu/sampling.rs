@@ -3,6 +3,7 @@
 use tutti_kernels::cpu::{CpuDevice, Isa};
 use tutti_kernels::{
     Device, DeviceError, PlanesShape, SampleRow, Sampled, Sampler, SamplingParams, ScoreRow, StepResults,
+    TokenMask,
 };
 
 use crate::support::{Random, devices, results, tensor, try_begin};
@@ -10,7 +11,7 @@ use crate::support::{Random, devices, results, tensor, try_begin};
 static GREEDY: SamplingParams = SamplingParams::GREEDY;
 
 fn row(params: &SamplingParams) -> SampleRow<'_> {
-    SampleRow { params, prompt: &[], output: &[], forbidden: &[], position: 0, logprobs: None }
+    SampleRow { params, prompt: &[], output: &[], forbidden: &[], allowed: None, position: 0, logprobs: None }
 }
 
 fn one(device: &mut CpuDevice, logits: &[f32], row: SampleRow<'_>) -> Result<Sampled, DeviceError> {
@@ -165,6 +166,47 @@ fn penalties_bias_and_forbidden_tokens() {
         assert_distribution(&name, &got, &[0.0, 1.5_f64.exp(), (-1.0_f64).exp(), 0.0]);
         // The counts of tokens are reset: the same row without penalties gives the same token as before.
         assert_eq!(token(&mut device, &logits, row(&GREEDY)), 0, "{name}");
+    }
+}
+
+/// A mask has the effect of forbidding all other tokens.
+#[test]
+fn a_mask_allows_its_tokens_alone() {
+    let vocabulary = 1_003;
+    let logits = Random::new(5).normals(vocabulary, 2.0);
+    let random = &mut Random::new(6);
+    for (name, mut device) in devices("masks") {
+        for round in 0..60 {
+            // Masks of few tokens, of most, of whole words, and of none but the last.
+            let allowed: Vec<u32> = match round % 4 {
+                0 => (0..3).map(|_| random.below(vocabulary) as u32).collect(),
+                1 => (0..vocabulary as u32).filter(|_| random.below(9) > 0).collect(),
+                2 => (0..vocabulary as u32).filter(|token| token / 32 % 3 == round / 4 % 3).collect(),
+                _ => vec![vocabulary as u32 - 1],
+            };
+            let others: Vec<u32> = (0..vocabulary as u32).filter(|token| !allowed.contains(token)).collect();
+            let mask = TokenMask::of_tokens(TokenMask::words_of(vocabulary), allowed.iter().copied());
+            // Bits behind the vocabulary have no meaning.
+            let mut words = mask.words().to_vec();
+            *words.last_mut().unwrap() |= 1 << 31;
+            let mask = TokenMask::new(words);
+            let params = SamplingParams {
+                temperature: [0.0, 1.0][round as usize / 2 % 2],
+                repetition_penalty: 1.3,
+                logit_bias: vec![(others[0], 50.0).into(), (allowed[0], -1.0).into()],
+                seed: round.into(),
+                ..GREEDY.clone()
+            };
+            let plain = SampleRow { prompt: &[others[0]], output: &[allowed[0]], ..row(&params) };
+            let got = token(&mut device, &logits, SampleRow { allowed: Some(&mask), ..plain });
+            assert!(allowed.contains(&got), "{name}: {got} of {allowed:?}");
+            assert_eq!(got, token(&mut device, &logits, SampleRow { forbidden: &others, ..plain }), "{name}");
+        }
+        let (empty, short) = (TokenMask::new(vec![0; 32]), TokenMask::new(vec![1; 31]));
+        for mask in [&empty, &short] {
+            let result = one(&mut device, &logits, SampleRow { allowed: Some(mask), ..row(&GREEDY) });
+            assert!(matches!(result, Err(DeviceError::Misuse(_))), "{name}: {result:?}");
+        }
     }
 }
 

@@ -59,8 +59,15 @@ fn check(
     let norm = || norm.map(|weight| Norm { weight, eps: 1e-6 });
     let mut logits = device.tensor(rows, heads.outputs).unwrap();
     device.linear(Linear { norm: norm(), ..Linear::plain(&x, &heads.plain) }, &mut logits).unwrap();
-    let greedy =
-        SampleRow { params: &GREEDY, prompt: &[], output: &[], forbidden: &[], position: 0, logprobs: None };
+    let greedy = SampleRow {
+        params: &GREEDY,
+        prompt: &[],
+        output: &[],
+        forbidden: &[],
+        allowed: None,
+        position: 0,
+        logprobs: None,
+    };
     device.sample(&logits, &(0..rows).map(|row| (row, greedy)).collect::<Vec<_>>()).unwrap();
     let before = device.screen_counts();
     for weight in [&heads.plain, &heads.screened] {

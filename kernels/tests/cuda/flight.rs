@@ -79,8 +79,15 @@ fn a_penalty_counts_the_token_of_the_step_in_flight() {
     let logits = row.repeat(2);
     let mut uploaded = gpu.tensor(2, VOCABULARY).unwrap();
     let params = SamplingParams { presence_penalty: 0.5, ..SamplingParams::GREEDY };
-    let sample =
-        SampleRow { params: &params, prompt: &[], output: &[], forbidden: &[], position: 1, logprobs: None };
+    let sample = SampleRow {
+        params: &params,
+        prompt: &[],
+        output: &[],
+        forbidden: &[],
+        allowed: None,
+        position: 1,
+        logprobs: None,
+    };
     let mut steps = Vec::new();
     for continues in [false, true] {
         begin(&mut gpu, &mut planes, &shares(usize::from(continues), continues), &[], &[0, 1], &[]).unwrap();

@@ -2,8 +2,8 @@
 
 use tutti_kernels::cpu::Isa;
 use tutti_kernels::{
-    Argmax, DeviceError, SampleRow, Sampled, Sampler, SamplingParams, ScoreRow, StepResults, TokenScore,
-    WeightType,
+    Argmax, DeviceError, SampleRow, Sampled, Sampler, SamplingParams, ScoreRow, StepResults, TokenMask,
+    TokenScore, WeightType,
 };
 
 use crate::support::{Families, Random, assert_near, bits, cpus, cuda, matrix, results, tensor, values};
@@ -11,7 +11,7 @@ use crate::support::{Families, Random, assert_near, bits, cpus, cuda, matrix, re
 static GREEDY: SamplingParams = SamplingParams::GREEDY;
 
 fn row(params: &SamplingParams) -> SampleRow<'_> {
-    SampleRow { params, prompt: &[], output: &[], forbidden: &[], position: 0, logprobs: None }
+    SampleRow { params, prompt: &[], output: &[], forbidden: &[], allowed: None, position: 0, logprobs: None }
 }
 
 /// Returns parameters of all kinds, for a vocabulary of `width`.
@@ -46,12 +46,19 @@ fn sample<D: Families>(device: &mut D, width: usize, kinds: &[SamplingParams]) -
     let last = width as u32 - 1;
     let (prompt, output) = ([last, 0, last / 2, last / 2], [last / 3, last, last / 3, last / 3]);
     let never = [last / 5];
+    let words = TokenMask::words_of(width);
+    let masks =
+        [2, 3].map(|every| TokenMask::of_tokens(words, (0..=last).filter(|token| token % every != 0)));
     let mut rows = Vec::new();
     for (index, params) in kinds.iter().enumerate() {
         for position in [0, 1, 1 << 40] {
             let logprobs = (index % 3 != 0).then_some(index as u32 % 7);
             let (prompt, output, forbidden) = (&prompt[..], &output[..], &never[index % 2..]);
-            rows.push((index % 3, SampleRow { params, prompt, output, forbidden, position, logprobs }));
+            let allowed = masks.get((index + position as usize) % 3);
+            rows.push((
+                index % 3,
+                SampleRow { params, prompt, output, forbidden, allowed, position, logprobs },
+            ));
         }
     }
     device.sample(&logits, &rows).unwrap();
@@ -179,11 +186,23 @@ fn logits_that_are_not_finite_lose_the_device_and_a_row_without_a_token_fails_al
     let mut logits = vec![0.5; 40];
     let good = tensor(&mut gpu, 20, &logits);
     let all: Vec<u32> = (0..20).collect();
+    let odd = TokenMask::of_tokens(1, (1..20).step_by(2));
+    let even: Vec<u32> = (0..20).step_by(2).collect();
     let impossible = SampleRow { forbidden: &all, ..row(&GREEDY) };
-    gpu.sample(&good, &[(0, impossible), (1, row(&GREEDY))]).unwrap();
+    let masked = SampleRow { allowed: Some(&odd), ..row(&GREEDY) };
+    let odds: Vec<u32> = (1..20).step_by(2).collect();
+    let masked_away = SampleRow { forbidden: &odds, ..masked };
+    let rows = [impossible, row(&GREEDY), masked, masked_away, SampleRow { forbidden: &even, ..masked }];
+    gpu.sample(&good, &rows.map(|row| (0, row))).unwrap();
     let sampled = results(&mut gpu).unwrap().sampled;
     assert!(matches!(sampled[0], Err(DeviceError::Misuse(_))), "{sampled:?}");
     assert_eq!(sampled[1].as_ref().unwrap().token, 0);
+    assert_eq!(sampled[2].as_ref().unwrap().token, 1);
+    assert!(matches!(sampled[3], Err(DeviceError::Misuse(_))), "{sampled:?}");
+    assert_eq!(sampled[4].as_ref().unwrap().token, 1);
+    let long = TokenMask::new([1, 1]);
+    let long = SampleRow { allowed: Some(&long), ..row(&GREEDY) };
+    assert!(matches!(gpu.sample(&good, &[(0, long)]), Err(DeviceError::Misuse(_))));
     let bad_bias = SamplingParams { logit_bias: vec![(20, 1.0).into()], ..GREEDY.clone() };
     assert!(matches!(gpu.sample(&good, &[(0, row(&bad_bias))]), Err(DeviceError::Misuse(_))));
     assert!(matches!(gpu.sample(&good, &[(2, row(&GREEDY))]), Err(DeviceError::Misuse(_))));

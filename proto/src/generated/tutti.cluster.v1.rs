@@ -807,6 +807,35 @@ pub struct WorkerLoad {
     /// Log lines that were lost because the reader of stderr was too slow, since the worker's process began.
     #[prost(uint64, tag = "17")]
     pub log_lines_lost: u64,
+    /// Absent from workers that make no masks.
+    #[prost(message, optional, tag = "18")]
+    pub masks: ::core::option::Option<MaskCounts>,
+}
+/// Counters of the masks of constrained output, since the worker's process began.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MaskCounts {
+    /// Constraints that were compiled, and the time that this took, in microseconds.
+    #[prost(uint64, tag = "1")]
+    pub compilations: u64,
+    #[prost(uint64, tag = "2")]
+    pub compile_us: u64,
+    /// Constraints that had been compiled for a request before.
+    #[prost(uint64, tag = "3")]
+    pub cache_hits: u64,
+    /// Masks behind committed tokens, and the time that these and the commits took, in microseconds.
+    #[prost(uint64, tag = "4")]
+    pub masks: u64,
+    #[prost(uint64, tag = "5")]
+    pub mask_us: u64,
+    /// Rows that ran again because their mask was late.
+    #[prost(uint64, tag = "6")]
+    pub late: u64,
+    /// Requests that failed because their constraint could not be followed.
+    #[prost(uint64, tag = "7")]
+    pub failures: u64,
+    /// Requests that are left out of steps until a mask is ready.
+    #[prost(uint32, tag = "8")]
+    pub awaited: u32,
 }
 /// Counters of the transfers to other workers, since the worker's process began.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -3641,6 +3670,43 @@ pub struct LogitsPlan {
     /// Other rows of `rows` that need only their best tokens, ascending. For them each rank sends these, not its logits.
     #[prost(message, repeated, tag = "3")]
     pub nominated: ::prost::alloc::vec::Vec<NominatedRow>,
+    /// The masks of nominated rows, each once.
+    #[prost(message, repeated, tag = "4")]
+    pub masks: ::prost::alloc::vec::Vec<TokenMask>,
+}
+/// The tokens that may be sampled, in the shortest form.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TokenMask {
+    /// Number of 32-bit words that the mask's bits take.
+    #[prost(uint32, tag = "1")]
+    pub words: u32,
+    #[prost(oneof = "token_mask::Form", tags = "2, 3, 4")]
+    pub form: ::core::option::Option<token_mask::Form>,
+}
+/// Nested message and enum types in `TokenMask`.
+pub mod token_mask {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Form {
+        /// The tokens that are allowed.
+        #[prost(message, tag = "2")]
+        Allowed(super::TokenList),
+        /// The tokens that are not allowed.
+        #[prost(message, tag = "3")]
+        Forbidden(super::TokenList),
+        /// Bit `t % 32` of word `t / 32` is set if token `t` is allowed.
+        #[prost(message, tag = "4")]
+        Bits(super::MaskBits),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TokenList {
+    #[prost(uint32, repeated, tag = "1")]
+    pub tokens: ::prost::alloc::vec::Vec<u32>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MaskBits {
+    #[prost(fixed32, repeated, tag = "1")]
+    pub words: ::prost::alloc::vec::Vec<u32>,
 }
 /// A row whose token depends only on its best tokens.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -3658,7 +3724,7 @@ pub struct NominatedRow {
     #[prost(message, optional, tag = "4")]
     pub adjustments: ::core::option::Option<Adjustments>,
 }
-/// Changes of a row's logits, in the order of the fields. Each rank applies those of its own tokens.
+/// Changes of a row's logits: the mask, then the others in the order of their fields. Each rank applies those of its own tokens.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Adjustments {
     /// Tokens to whose logits the entries of `biases` are added.
@@ -3682,6 +3748,9 @@ pub struct Adjustments {
     pub counted: ::prost::alloc::vec::Vec<u32>,
     #[prost(uint32, repeated, tag = "9")]
     pub counts: ::prost::alloc::vec::Vec<u32>,
+    /// Index into LogitsPlan.masks. The mask applies before all other changes. Absent: all tokens are allowed.
+    #[prost(uint32, optional, tag = "10")]
+    pub mask: ::core::option::Option<u32>,
 }
 /// Every rank sends its share of these pages or of this slot to the leader, for a worker that continues with them.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

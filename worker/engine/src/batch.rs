@@ -1,15 +1,19 @@
 //! Enqueues the forward passes of a step: fills the host inputs from the requests' tokens, and assigns each result to
 //! its row.
 
-use std::ops::Range;
+use std::{ops::Range, time::Duration};
 
 use tutti_kernels::{DeviceError, RowInputs, SampleRow, Sampled, ScoreRow, SlotCopy, StepInputs, TokenScore};
 use tutti_models::{EmbeddedRows, LogitRequests, LogitResults, Model};
 use tutti_proto::declaration::{ModelDeclaration, WalkKind};
-use tutti_scheduler::{Row, Terminality};
+use tutti_scheduler::{NotSampled, Row, Terminality};
 use tutti_settings::ChunkShapes;
 
-use crate::{padding::shape_of, sequence::Sequence};
+use crate::{
+    masks::{self, NextMask, Rerun, StepMasks},
+    padding::shape_of,
+    sequence::Sequence,
+};
 
 /// Limits on the size of forwards, and the shapes to which they are padded.
 #[derive(Debug)]
@@ -30,6 +34,10 @@ pub(crate) struct Batch {
     limits: BatchLimits,
     /// Indexed by walk id: true if rows of the walk must not be cut.
     is_atomic: Vec<bool>,
+    /// True if the model keeps state in slots, so that a row that runs again would change it twice.
+    has_slots: bool,
+    /// Time for which a step waits for the masks of its rows behind its forward.
+    pub grace: Duration,
     token_ids: Vec<u32>,
     positions: Vec<f32>,
     logit_rows: Vec<usize>,
@@ -43,6 +51,10 @@ pub(crate) type RowResults = Vec<Result<RowResult, DeviceError>>;
 pub(crate) struct RowResult {
     /// Token that was sampled; `None` unless the row is terminal ([`Row::is_terminal`]).
     pub sampled: Option<Sampled>,
+    /// The reason for which no token was sampled from a terminal row.
+    pub not_sampled: Option<NotSampled>,
+    /// True if the row's constraint allowed nothing but an end.
+    pub only_ends: bool,
     /// Index of the prompt token that the first score belongs to.
     pub first_scored: usize,
     /// Scores of prompt tokens: each position of the row scores the token at the next position. Empty unless the
@@ -83,9 +95,19 @@ pub(crate) struct Forward {
 #[derive(Debug)]
 struct Answers {
     row_index: usize,
-    samples: bool,
+    /// `None` unless the chunk ends a terminal row.
+    sampling: Option<Sampling>,
     /// Positions whose logits score the token at the next position. Empty if no score is wanted.
     scored: Range<usize>,
+}
+
+/// The sampling of a terminal row.
+#[derive(Clone, Debug)]
+enum Sampling {
+    /// A token is sampled. `only_ends` is true if the row's constraint allows nothing but an end.
+    Token { only_ends: bool },
+    /// No token is sampled, for this reason.
+    Not(NotSampled),
 }
 
 impl ForwardChunk<'_> {
@@ -113,6 +135,8 @@ impl Batch {
         Self {
             limits,
             is_atomic: model.walks().iter().map(is_atomic).collect(),
+            has_slots: model.has_slots(),
+            grace: masks::GRACE,
             token_ids: Vec::with_capacity(max_tokens),
             positions: Vec::with_capacity(max_tokens),
             logit_rows: Vec::with_capacity(max_tokens),
@@ -175,15 +199,48 @@ impl Batch {
         };
         let padding = inputs.padded_tokens() - self.token_ids.len();
         model.forward(&inputs, &embedded)?;
+        // The pool has made the masks while the layers ran.
+        let masks = self.masks(chunks);
+        let sample: Vec<(usize, SampleRow<'_>)> = sample
+            .into_iter()
+            .zip(&masks)
+            .filter_map(|((index, row), mask)| {
+                let NextMask { mask, only_ends, .. } = mask.as_ref().ok()?;
+                let forbidden = if *only_ends { &[][..] } else { row.forbidden };
+                Some((index, SampleRow { forbidden, allowed: mask.as_ref(), ..row }))
+            })
+            .collect();
         // The layers are enqueued already, so this forward must not be enqueued again. An error here therefore counts
         // as the loss of the device.
         model.enqueue_logits(&LogitRequests { sample: &sample, score: &score }).map_err(lost)?;
+        let mut masks = masks.into_iter();
         let answers = |chunk: &ForwardChunk<'_>| Answers {
             row_index: chunk.row_index,
-            samples: chunk.forbidden().is_some(),
+            sampling: chunk.forbidden().and_then(|_| masks.next()).map(|mask| match mask {
+                Ok(NextMask { only_ends, .. }) => Sampling::Token { only_ends },
+                Err(why) => Sampling::Not(why),
+            }),
             scored: chunk.sequence.scored(&chunk.positions).map_or(0..0, |(scored, _)| scored),
         };
         Ok(Forward { answers: chunks.iter().map(answers).collect(), padding })
+    }
+
+    /// The mask of each chunk that ends a terminal row, or the reason for which no token is sampled.
+    fn masks(&self, chunks: &[ForwardChunk<'_>]) -> Vec<Result<NextMask, NotSampled>> {
+        let mut masks = StepMasks::begin(self.grace);
+        let terminal = chunks.iter().filter(|chunk| chunk.forbidden().is_some());
+        let mask = |chunk: &ForwardChunk<'_>| {
+            let ForwardChunk { sequence, positions, row, .. } = chunk;
+            let Some(guide) = &sequence.guide else { return Ok(NextMask::ALL) };
+            // A decode without a slot's state writes the same planes again and reports nothing but its token.
+            let rerun =
+                match row.positions.len() == 1 && !self.has_slots && sequence.scored(positions).is_none() {
+                    true => Rerun::Possible,
+                    false => Rerun::Impossible,
+                };
+            masks.of(guide, positions.end - sequence.prompt.len(), rerun)
+        };
+        terminal.map(mask).collect()
     }
 
     /// Fills the inputs with the tokens of all chunks in order. Returns the samples and the scores to compute from the
@@ -244,7 +301,8 @@ impl Batch {
 impl Forward {
     /// Moves the results of this forward from `got` to their rows.
     pub fn distribute(self, got: &mut LogitResults, rows: &mut RowResults) -> Result<(), DeviceError> {
-        let samples = self.answers.iter().filter(|answers| answers.samples).count();
+        let samples = |answers: &&Answers| matches!(answers.sampling, Some(Sampling::Token { .. }));
+        let samples = self.answers.iter().filter(samples).count();
         let scores = self.answers.iter().map(|answers| answers.scored.len()).sum::<usize>();
         if (got.sampled.len(), got.scores.len()) != (samples, scores) {
             let (tokens, found) = (got.sampled.len(), got.scores.len());
@@ -253,14 +311,22 @@ impl Forward {
             )));
         }
         let (mut sampled, mut scores) = (got.sampled.drain(..), got.scores.drain(..));
-        for Answers { row_index, samples, scored } in self.answers {
+        for Answers { row_index, sampling, scored } in self.answers {
             // The results of a failed row are taken from the lists, too, because the next row's results follow them.
             let mut failed = None;
-            let sampled = if samples { sampled.next() } else { None };
+            let sampled = match sampling {
+                Some(Sampling::Token { .. }) => sampled.next(),
+                _ => None,
+            };
             let sampled = sampled.and_then(|sampled| sampled.map_err(|error| failed = Some(error)).ok());
             let result = &mut rows[row_index];
             if let Ok(row) = result {
                 row.sampled = sampled;
+                match sampling {
+                    Some(Sampling::Token { only_ends }) => row.only_ends = only_ends,
+                    Some(Sampling::Not(why)) => row.not_sampled = Some(why),
+                    None => {}
+                }
                 if row.prompt_scores.is_empty() {
                     // The logits of a position score the token at the next position.
                     row.first_scored = scored.start + 1;

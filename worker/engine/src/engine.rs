@@ -2,7 +2,7 @@
 
 use std::{
     sync::{Arc, atomic::AtomicU64},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use tutti_models::Model;
@@ -12,7 +12,7 @@ use tutti_scheduler::{ConfigError, Scheduler, SchedulerConfig};
 use tutti_settings::{Admission, Chunking};
 
 use crate::{
-    EngineSettings, StepObserver,
+    EngineSettings, ReadVocabulary, StepObserver,
     batch::{Batch, BatchLimits},
     engine_core::EngineCore,
     kv::KvSize,
@@ -124,6 +124,17 @@ impl Engine {
         self.runner.forwards = forwards;
     }
 
+    /// Lets requests follow constraints. `vocabulary` reads the model's vocabulary, on a thread of its own, when
+    /// the first such request comes. Without a vocabulary, such requests are refused.
+    pub fn set_vocabulary(&mut self, vocabulary: ReadVocabulary) {
+        self.core.masks.set_vocabulary(vocabulary);
+    }
+
+    /// Sets the time for which a step waits for the masks of its rows behind its forward, for tests of late masks.
+    pub fn set_mask_grace(&mut self, grace: Duration) {
+        self.runner.batch.grace = grace;
+    }
+
     /// Accepts a graph. A graph that cannot run gets a refused completion in the next report, so that every launch has
     /// exactly one ending.
     pub fn launch(&mut self, graph: pb::LaunchGraph) {
@@ -141,21 +152,28 @@ impl Engine {
     }
 
     /// Plans and enqueues steps until the device holds as many as it can, then waits for the oldest step and commits
-    /// it. Returns `None` if nothing ran and there is nothing to report; the caller then waits for a launch. If nothing
-    /// ran but there is something to report, the report has no rows and the number of the next step.
+    /// it. If nothing can run until a mask is ready, waits for the mask. Returns `None` if nothing ran and there is
+    /// nothing to report; the caller then waits for a launch. If nothing ran but there is something to report, the
+    /// report has no rows and the number of the next step.
     ///
     /// Requests that are divided between workers need two threads: see [`split`](Self::split).
     ///
     /// After an error the worker must end, because the device is lost and none of its pages can be trusted.
     pub fn step(&mut self) -> Result<Option<pb::StepReport>, Error> {
         let mut completions = Vec::new();
-        while self.runner.has_room() {
-            let planned = self.core.plan(&mut self.runner.sequences)?;
-            completions.extend(planned.completions);
-            let Some(job) = planned.job else { break };
-            self.runner.enqueue(job)?;
-        }
-        let collected = self.runner.collect()?;
+        let collected = loop {
+            while self.runner.has_room() {
+                let planned = self.core.plan(&mut self.runner.sequences)?;
+                completions.extend(planned.completions);
+                let Some(job) = planned.job else { break };
+                self.runner.enqueue(job)?;
+            }
+            let collected = self.runner.collect()?;
+            if collected.is_some() || !completions.is_empty() || !self.core.masks.are_awaited() {
+                break collected;
+            }
+            self.core.masks.wait();
+        };
         let step = collected.map(|collected| self.core.commit(collected, &mut self.runner.sequences));
         let output = self.core.output(step, completions);
         Ok(output.map(|output| self.reporter.report(output)))
@@ -171,7 +189,7 @@ impl Engine {
     /// Returns the current load.
     pub fn load(&mut self) -> pb::WorkerLoad {
         let (load, oldest) = self.core.load();
-        report::load(load, oldest, self.reporter.lost())
+        report::load(load, oldest, self.core.masks.counts(), self.reporter.lost())
     }
 
     /// True if the engine holds no request and has reported all completions.

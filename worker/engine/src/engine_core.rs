@@ -9,7 +9,8 @@ use tutti_models::{ExpertLoad, PageLayout};
 use tutti_proto::{GraphKey, Rank, StepNumber, cluster::v1 as pb, declaration::WalkId};
 use tutti_runtime::{Error, ErrorKind};
 use tutti_scheduler::{
-    Ending, GraphLaunch, GraphRole, Load, Refusal, RowCommit, RowOutcome, Scheduler, SlotId, StepPlan, Turn,
+    Ending, GraphLaunch, GraphRole, Load, NotSampled, Refusal, RowCommit, RowOutcome, Scheduler, SlotId,
+    StepPlan, Turn,
 };
 use tutti_transfer::{Connector, Units};
 
@@ -17,6 +18,7 @@ use crate::{
     StepTimes,
     arrivals::Arrivals,
     batch::RowResult,
+    masks::{MaskCounts, Masks},
     observe::Stopwatch,
     report,
     runner::CollectedStep,
@@ -39,6 +41,8 @@ pub(crate) struct EngineCore {
     /// Completions that `plan` has not returned yet.
     pending_completions: Vec<pb::Completion>,
     arrivals: Arrivals,
+    /// The masks of requests whose output follows a constraint.
+    pub masks: Masks,
     /// Transfers of planes and embeddings between workers; `None` if requests are not divided between workers.
     transfers: Option<Transfers>,
     /// Time spent preparing the next plan while a step ran.
@@ -79,6 +83,7 @@ pub struct StepOutput {
     /// Number of the step. If no step ran, number of the next step.
     pub(crate) number: StepNumber,
     pub(crate) load: Load,
+    pub(crate) masks: MaskCounts,
     pub(crate) oldest_waiting: Duration,
 }
 
@@ -108,6 +113,7 @@ impl EngineCore {
             may_preempt,
             pending_completions: Vec::new(),
             arrivals: Arrivals::default(),
+            masks: Masks::default(),
             transfers: None,
             ahead: Duration::ZERO,
             in_flight: 0,
@@ -128,7 +134,14 @@ impl EngineCore {
                 let message = "this engine exchanges no planes with others";
                 return Err(Error::new(ErrorKind::Unsupported, message));
             }
+            let awaits_mask = launch.awaits_mask;
+            if awaits_mask {
+                self.masks.prepare()?;
+            }
             self.scheduler.add(launch).map_err(refusal)?;
+            if let Some(guide) = sequence.guide.as_ref().filter(|_| awaits_mask) {
+                self.masks.open(guide, &sequence.output);
+            }
             if let Some(transfers) = &mut self.transfers {
                 match role {
                     GraphRole::Prefill => transfers.will_send(key, tokens, sequence.elsewhere),
@@ -196,6 +209,7 @@ impl EngineCore {
             transfers.receive(&mut self.scheduler, self.rank, &mut events);
             self.apply(events);
         }
+        self.masks.tell(&mut self.scheduler);
         let Turn { endings, preempted, reserved, step } = self.scheduler.plan(self.began.elapsed());
         for key in preempted {
             tracing::debug!(%key, "preempted; starts over when pages are free");
@@ -293,6 +307,9 @@ impl EngineCore {
         for (key, token) in imported {
             if let Some(Held::Waiting(sequence)) = self.held.get_mut(&key) {
                 sequence.output.push(token);
+                if let Some(guide) = &sequence.guide {
+                    self.masks.advance_imported(guide, token, &mut self.scheduler);
+                }
             }
         }
         for key in exported {
@@ -314,8 +331,14 @@ impl EngineCore {
             collected;
         self.in_flight -= 1;
         let (number, batch_walk) = (step.number, step.batch_walk);
+        for (row, result) in step.rows.iter().zip(&results) {
+            if result.as_ref().is_ok_and(|result| result.only_ends) {
+                self.scheduler.waive_min_tokens(row.key);
+            }
+        }
         let outcome = |result: &Result<RowResult, _>| match result {
             Ok(RowResult { sampled: Some(sampled), .. }) => RowOutcome::Sampled(sampled.token),
+            Ok(RowResult { not_sampled: Some(why), .. }) => RowOutcome::NotSampled(why.clone()),
             Ok(_) => RowOutcome::Computed,
             Err(error) => RowOutcome::Failed(tutti_kernels::DeviceError::to_string(error)),
         };
@@ -324,17 +347,27 @@ impl EngineCore {
         if let Some(transfers) = &mut self.transfers {
             transfers.committed(&commits, results.iter().map(|result| result.as_ref().ok()));
         }
-        for commit in commits.iter().filter(|commit| !commit.is_void) {
+        let mut advanced = Vec::new();
+        for (commit, result) in commits.iter().zip(&results).filter(|(commit, _)| !commit.is_void) {
             if let Some(ending) = &commit.ending {
                 self.forget(ending, sequences);
             } else if let Some(sequence) = sequences.get_mut(&commit.row) {
                 sequence.output.extend(commit.sampled.map(|sampled| sampled.token));
+                if let Some(guide) = sequence.guide.as_ref().filter(|_| sequence.decodes_here()) {
+                    let is_late =
+                        result.as_ref().is_ok_and(|result| result.not_sampled == Some(NotSampled::Late));
+                    if is_late {
+                        self.masks.was_late(guide, &mut self.scheduler);
+                    }
+                    advanced.extend(commit.sampled.map(|sampled| (guide.clone(), sampled.token)));
+                }
                 sequence.scores_reported = sequence.scores_reported.max(commit.row.positions.end);
                 if !self.may_preempt && sequence.media.consume(commit.row.positions.end) {
                     self.transfers.iter_mut().for_each(|transfers| transfers.media_consumed(commit.row.key));
                 }
             }
         }
+        self.masks.advance(advanced, &mut self.scheduler);
         let rows = commits.into_iter().zip(results.into_iter().map(Result::unwrap_or_default)).collect();
         (times.run, times.commit) = (took, watch.lap());
         (
@@ -356,6 +389,7 @@ impl EngineCore {
             sequences.remove(slot, ending.key);
         }
         self.arrivals.remove(ending.key);
+        self.masks.ended(ending.key);
         if let Some(transfers) = &mut self.transfers {
             transfers.ended(ending.key);
         }
@@ -378,7 +412,8 @@ impl EngineCore {
         let (load, oldest_waiting) = self.load();
         let (number, step) = step.unzip();
         let number = number.unwrap_or(StepNumber(load.steps));
-        Some(StepOutput { step, completions, number, load, oldest_waiting })
+        let masks = self.masks.counts();
+        Some(StepOutput { step, completions, number, load, masks, oldest_waiting })
     }
 
     /// Current load, and the waiting time of the oldest request that has not run in any step yet.

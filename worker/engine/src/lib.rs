@@ -25,6 +25,8 @@
 //! encoder once, on one media item or on all items that are encoded together. The embeddings go to the engine that
 //! prefills the request (`transfer`), which may be the same engine.
 //!
+//! If a request's output follows a constraint, a pool of threads makes the mask of each of its tokens (`masks`).
+//!
 //! Errors:
 //!
 //! - An invalid launch fails its own request (`spec`).
@@ -38,6 +40,7 @@ mod encode;
 mod engine;
 mod engine_core;
 mod kv;
+mod masks;
 mod media;
 mod observe;
 mod overlap;
@@ -58,6 +61,7 @@ mod warm_up;
 pub use engine::Engine;
 pub use engine_core::StepOutput;
 pub use kv::{DEFAULT_KV_BYTES, KvSize, kv_budget, least_bytes};
+pub use masks::ReadVocabulary;
 pub use observe::{RowRecord, StepObserver, StepRecord, StepTimes};
 pub use overlap::{DeviceLoop, EngineHandle, Waker};
 pub use profile::profile;

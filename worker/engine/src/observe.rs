@@ -107,7 +107,7 @@ impl From<&RowCommit> for RowRecord {
             walk: row.walk,
             positions: row.positions.clone(),
             terminal: row.is_terminal(),
-            failed: matches!(outcome, Some(Outcome::Failed(_))),
+            failed: matches!(outcome, Some(Outcome::Failed(_) | Outcome::ConstraintFailed(_))),
         }
     }
 }

@@ -267,6 +267,7 @@ pub(crate) fn split(
     let width = reporter.declaration.media().first().map_or(0, |input| input.width as usize);
     let units = Units::new(&layout, group_rank, width);
     runner.model.set_step_hook(Box::new(CopyHook::new(Arc::clone(&shared))));
+    shared.lock().core.masks.set_waker(Waker(Arc::downgrade(&shared)));
     let device_loop = DeviceLoop {
         shared: Arc::clone(&shared),
         runner,

@@ -6,7 +6,7 @@
 
 use tutti_kernels::{
     DeviceError, PageId, RowInputs, SampleRow, SamplingParams, ScoreRow, SlotId, StepInputs, StepShape,
-    collective::GroupRank,
+    TokenMask, collective::GroupRank,
 };
 use tutti_models::{LogitRequests, LogitResults, Model};
 use tutti_proto::MAX_LOGPROBS;
@@ -49,9 +49,9 @@ fn run(model: &mut dyn Model, settings: &EngineSettings, rank: GroupRank) -> Res
 }
 
 /// The largest step: the maximum number of rows and tokens, with block tables of the longest context. Every row is
-/// sampled with penalties over a whole context and with the maximum number of logprobs, and all other tokens are
-/// scored. The pages of all rows are the null page. Every row begins at position 0, because longer contexts would only
-/// take time: the scratch memory of attention has a fixed size.
+/// sampled with a mask, with penalties over a whole context and with the maximum number of logprobs, and all other
+/// tokens are scored. The pages of all rows are the null page. Every row begins at position 0, because longer contexts
+/// would only take time: the scratch memory of attention has a fixed size.
 struct Largest {
     ids: Vec<u32>,
     positions: Vec<f32>,
@@ -62,6 +62,8 @@ struct Largest {
     /// The greatest fixed shape; `None` if shapes are not set.
     shape: Option<StepShape>,
     history: Vec<u32>,
+    /// A mask of its own for each row.
+    masks: Vec<TokenMask>,
     params: SamplingParams,
 }
 
@@ -75,6 +77,8 @@ impl Largest {
         let positions: Vec<f32> =
             rows.iter().flat_map(|&tokens| (0..tokens).map(|position| position as f32)).collect();
         let vocabulary = limits.vocab_size.max(1) as u32;
+        let mask = || TokenMask::new(vec![u32::MAX; TokenMask::words_of(limits.vocab_size)]);
+        let masks = rows.iter().map(|_| mask()).collect();
         Self {
             ids: vec![0; positions.len()],
             logit_rows: (0..positions.len()).collect(),
@@ -85,6 +89,7 @@ impl Largest {
                 StepShape { tokens: rows, logit_rows: rows }
             }),
             block_table: vec![PageId::NULL; context.div_ceil(page_tokens)],
+            masks,
             history: (0..context as u32).map(|token| token % vocabulary).collect(),
             params: SamplingParams {
                 temperature: 1.0,
@@ -122,10 +127,12 @@ impl Largest {
             prompt: &self.history,
             output: &[],
             forbidden: &[],
+            allowed: None,
             position: 0,
             logprobs: Some(MAX_LOGPROBS),
         };
-        let sample: Vec<_> = ends.iter().map(|&end| (end, sampled)).collect();
+        let row = |(&end, mask)| (end, SampleRow { allowed: Some(mask), ..sampled });
+        let sample: Vec<_> = ends.iter().zip(&self.masks).map(row).collect();
         let others = self.logit_rows.iter().filter(|row| ends.binary_search(row).is_err());
         let score: Vec<_> = others.map(|&row| (row, ScoreRow { token: 0, top: MAX_LOGPROBS })).collect();
         let inputs = StepInputs {

@@ -8,7 +8,10 @@ use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_runtime::{Error, ErrorKind, telemetry};
 use tutti_scheduler::{Ending, Finish, Load, Outcome, RowCommit, TransferError};
 
-use crate::batch::RowResult;
+use crate::{
+    batch::RowResult,
+    masks::{MaskCounts, PoolCounts},
+};
 
 /// Report of a committed row; `None` if the row has no result, such as a chunk that ends inside a prompt.
 pub(crate) fn row(commit: &RowCommit, result: RowResult) -> Option<pb::RowReport> {
@@ -48,6 +51,8 @@ pub(crate) fn completion(ending: Ending, rank: Rank) -> pb::Completion {
             let (reason, stop_token_id) = match reason {
                 Finish::EndOfSequence => (pb::FinishReason::EndOfSequence, None),
                 Finish::StopToken(id) => (pb::FinishReason::StopToken, Some(id)),
+                // Clients see an end of the text.
+                Finish::Complete => (pb::FinishReason::EndOfSequence, None),
                 Finish::Length => (pb::FinishReason::Length, None),
             };
             let reason = reason.into();
@@ -72,6 +77,9 @@ pub(crate) fn completion(ending: Ending, rank: Rank) -> pb::Completion {
         Outcome::TransferFailed(TransferError::Lost(why)) => {
             pb::completion::Outcome::HandoverFailed(Error::unavailable(why).into())
         }
+        Outcome::ConstraintFailed(why) => {
+            pb::completion::Outcome::Failed(Error::invalid("constraint", why).into())
+        }
         Outcome::TransferFailed(TransferError::Refused(why)) | Outcome::Failed(why) => {
             pb::completion::Outcome::Failed(Error::internal(why).into())
         }
@@ -84,7 +92,12 @@ pub(crate) fn completion(ending: Ending, rank: Rank) -> pb::Completion {
     }
 }
 
-pub(crate) fn load(load: Load, oldest_waiting: Duration, trace_steps_lost: u64) -> pb::WorkerLoad {
+pub(crate) fn load(
+    load: Load,
+    oldest_waiting: Duration,
+    masks: MaskCounts,
+    trace_steps_lost: u64,
+) -> pb::WorkerLoad {
     pb::WorkerLoad {
         running: load.running as u32,
         waiting: load.waiting as u32,
@@ -103,7 +116,14 @@ pub(crate) fn load(load: Load, oldest_waiting: Duration, trace_steps_lost: u64) 
         snapshots: load.slots_cached as u32,
         void_rows: load.tally.void_rows,
         log_lines_lost: telemetry::log_lines_lost(),
+        masks: Some(mask_counts(masks)),
     }
+}
+
+fn mask_counts(MaskCounts { pool, awaited, late }: MaskCounts) -> pb::MaskCounts {
+    let PoolCounts { compilations, compile_us, cache_hits, masks, mask_us, failures } = pool;
+    let awaited = awaited as u32;
+    pb::MaskCounts { compilations, compile_us, cache_hits, masks, mask_us, failures, late, awaited }
 }
 
 pub(crate) fn expert_load(load: ExpertLoad) -> pb::ExpertLoad {

@@ -5,6 +5,7 @@ use std::{ops::Range, sync::Arc};
 use tutti_kernels::{SampleRow, SamplingParams};
 
 use crate::{
+    masks::Guide,
     media::{Encoding, Media},
     transfer::Elsewhere,
 };
@@ -28,11 +29,18 @@ pub(crate) struct Sequence {
     pub scores_reported: usize,
     /// Media in the prompt.
     pub media: Media,
+    /// The masks of the request's tokens; `None` if all tokens are free.
+    pub guide: Option<Guide>,
     /// Items of an encoder's graph, which has no tokens; empty in other graphs.
     pub encodings: Vec<Encoding>,
 }
 
 impl Sequence {
+    /// True if this engine computes the tokens behind the first one, too.
+    pub fn decodes_here(&self) -> bool {
+        self.elsewhere == Elsewhere::default()
+    }
+
     /// Token at `position`, which must be a position of the prompt or of the output so far.
     pub fn token(&self, position: usize) -> u32 {
         match position.checked_sub(self.prompt.len()) {
@@ -58,6 +66,7 @@ impl Sequence {
             prompt: &self.prompt,
             output: &self.output,
             forbidden,
+            allowed: None,
             position: position as u64,
             logprobs: self.logprobs,
         }

@@ -5,6 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use tutti_constraints::Constraint;
 use tutti_kernels::SamplingParams;
 use tutti_models::Limits;
 use tutti_proto::{
@@ -17,6 +18,7 @@ use tutti_runtime::{Error, ErrorKind};
 use tutti_scheduler::{Content, GraphLaunch, GraphRole, Segment, Stopping, Tokens};
 
 use crate::{
+    masks::{Guide, Guided},
     media::{self, Media},
     sequence::Sequence,
     transfer::Elsewhere,
@@ -55,9 +57,18 @@ pub(crate) fn parse(
     let GraphWalks { role, prefill, decode } = graph_walks(&message)?;
     let spec = message.spec.ok_or_else(|| Error::invalid("spec", "is missing"))?;
     let request = spec.check(&message.generated, &request_limits(limits))?.into_parts();
-    if request.constraint.is_some() || request.thinking.is_some() {
-        return Err(Error::new(ErrorKind::Unsupported, "is not supported").with_field("constraint"));
-    }
+    let constraint = request.constraint.map(|message| {
+        Constraint::from_message(message, request.thinking.as_ref())
+            .map_err(|error| Error::invalid("constraint", error.to_string()))
+    });
+    let guide = Guide::of(Guided {
+        key,
+        constraint: constraint.transpose()?,
+        thinking: request.thinking.as_ref(),
+        generated: &message.generated,
+        stop_tokens: &request.stopping.stop_token_ids,
+        vocabulary: limits.vocab_size,
+    });
     let (media, marks) = media::locate(&request.media, &request.prompt, model.declaration)?;
     let awaits_media = message.receive_media.is_some();
     if awaits_media == (media.ranges.is_empty() || role == GraphRole::Decode) {
@@ -86,6 +97,8 @@ pub(crate) fn parse(
         priority: request.priority,
         share: message.share,
         awaits_media,
+        is_masked: guide.is_some(),
+        awaits_mask: guide.as_ref().is_some_and(|guide| guide.constraint().is_some()),
         deadline: message.timeout_ms.map(|left| now + Duration::from_millis(left.into())),
     };
     whole_in_one_step(&launch, model)?;
@@ -101,6 +114,7 @@ pub(crate) fn parse(
         prompt_logprobs,
         scores_reported: 0,
         media,
+        guide,
         encodings: Vec::new(),
     };
     Ok((launch, sequence))
@@ -149,6 +163,8 @@ fn encoding(
         priority: PRIORITY.check(spec.priority)?,
         share: message.share,
         awaits_media: false,
+        is_masked: false,
+        awaits_mask: false,
         deadline: message.timeout_ms.map(|left| now + Duration::from_millis(left.into())),
     };
     let sequence = Sequence {
@@ -160,6 +176,7 @@ fn encoding(
         prompt_logprobs: None,
         scores_reported: 0,
         media: Media::default(),
+        guide: None,
         encodings,
     };
     Ok((launch, sequence))

@@ -64,6 +64,7 @@ fn step(model: &mut dyn Model, limits: &BatchLimits, shape: Option<StepShape>) -
         prompt: &token_ids,
         output: &[],
         forbidden: &[],
+        allowed: None,
         position: tokens as u64,
         logprobs: Some(1),
     };

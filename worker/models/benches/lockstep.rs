@@ -132,7 +132,7 @@ fn params() -> SamplingParams {
 }
 
 fn sample_row(params: &SamplingParams) -> SampleRow<'_> {
-    SampleRow { params, prompt: &[], output: &[], forbidden: &[], position: 0, logprobs: None }
+    SampleRow { params, prompt: &[], output: &[], forbidden: &[], allowed: None, position: 0, logprobs: None }
 }
 
 /// A model whose steps take no time.

@@ -279,8 +279,10 @@ impl Model for Sim {
         for (index, row) in wanted.sample {
             let (hidden, slot) = *self.hidden.get(*index).ok_or_else(|| no_row(*index))?;
             let sampled = self.sample(hidden, row);
-            self.planes()?.sample(slot, sampled.token);
-            results.sampled.push(Ok(sampled));
+            if let Ok(sampled) = &sampled {
+                self.planes()?.sample(slot, sampled.token);
+            }
+            results.sampled.push(sampled);
         }
         for (index, row) in wanted.score {
             self.hidden.get(*index).ok_or_else(|| no_row(*index))?;
@@ -379,20 +381,19 @@ impl Sim {
         Ok(ended)
     }
 
-    /// Samples from a uniform distribution over the tokens that are not forbidden. At temperature 0, the seed has no
-    /// effect. All other sampling parameters never have an effect.
-    fn sample(&self, hidden: u64, row: &SampleRow<'_>) -> Sampled {
+    /// Samples from a uniform distribution over the tokens that are allowed and not forbidden. At temperature 0, the
+    /// seed has no effect. All other sampling parameters never have an effect.
+    fn sample(&self, hidden: u64, row: &SampleRow<'_>) -> Result<Sampled, DeviceError> {
         let seed = if row.params.temperature > 0.0 { row.params.seed } else { 0 };
         let vocab_size = self.limits.vocab_size as u32;
-        let mut token = digest::token(hidden, seed, vocab_size);
-        // The engine refuses requests that forbid the whole vocabulary, so the loop finds a token.
-        for _ in 0..vocab_size {
-            if !row.forbidden.contains(&token) {
-                break;
-            }
-            token = (token + 1) % vocab_size;
-        }
-        Sampled { token, score: row.logprobs.map(|top| self.score(top)) }
+        let first = digest::token(hidden, seed, vocab_size);
+        let may_come = |token: &u32| {
+            !row.forbidden.contains(token) && row.allowed.is_none_or(|mask| mask.allows(*token))
+        };
+        let token = (first..vocab_size).chain(0..first).find(may_come).ok_or_else(|| {
+            DeviceError::Misuse("mask and forbidden tokens leave no token to sample".to_owned())
+        })?;
+        Ok(Sampled { token, score: row.logprobs.map(|top| self.score(top)) })
     }
 
     /// Returns the score, which is equal for all tokens. The top tokens are the tokens with the lowest ids.

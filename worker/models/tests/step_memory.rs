@@ -64,6 +64,7 @@ fn step(model: &mut dyn Model, tokens: usize) -> LogitResults {
         prompt: &ids,
         output: &ids,
         forbidden: &[],
+        allowed: None,
         position,
         logprobs: Some(TOP),
     };

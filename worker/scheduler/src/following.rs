@@ -86,7 +86,7 @@ impl Running {
         // may be cut anywhere.
         let leaves =
             !self.leaves_snapshots() || self.prefill().iter().all(|segment| segment.cut == Cut::Anywhere);
-        let advances = !self.held_back && !self.is_victim && !self.awaits_planes();
+        let advances = !self.held_back && !self.is_victim && !self.awaits_planes() && !self.awaits_mask();
         leaves && advances && self.can_record() && self.computed() < self.prefill_end()
     }
 }

@@ -31,6 +31,12 @@ pub struct GraphLaunch {
     pub priority: i32,
     /// The share that the request counts against. Memory and steps are divided fairly among the shares.
     pub share: ShareId,
+    /// True if the mask of each token depends on the token before it. The request then has at most one row in flight
+    /// from which a token is sampled.
+    pub is_masked: bool,
+    /// True if the request is admitted only once its [first mask is ready](crate::Scheduler::mask_ready). Until then
+    /// the request delays no other request.
+    pub awaits_mask: bool,
     /// True if the request is admitted only after the embeddings of its media [have
     /// arrived](crate::Scheduler::media_here). Until then the request delays no other request.
     pub awaits_media: bool,

@@ -75,6 +75,10 @@
 //!   is left out of steps until its rows are back.
 //! - **An aborted step leaves no trace.** Only the step planned last can be aborted, together with its slot copies. A
 //!   request whose first row is aborted begins in a later step. A save that is aborted is planned again with its row.
+//! - **A masked token waits for its mask.** The mask of each token of a [masked](GraphLaunch::is_masked) request
+//!   depends on the token before it, so the request has one row in flight from which a token is sampled. A request is
+//!   left out of steps while its next mask is [not ready](Scheduler::await_mask). A row whose mask [is
+//!   late](NotSampled::Late) has no effect and is planned again.
 //! - **A request may be disaggregated** ([`GraphRole`]): one worker prefills it while another holds pages for it and
 //!   then decodes it. A request that waits for planes, or whose planes are being copied, is part of no step and is
 //!   never preempted. The other worker sends the slot's state, so that known pages need no snapshot. Like any other
@@ -83,8 +87,9 @@
 //!
 //! # Modules
 //!
-//! - `scheduler`: the turn above. Its submodules: `expiry` ends requests, `memory` admits and preempts them,
-//!   `yielding` preempts one for a share without a running request, and `disaggregated` completes transfers.
+//! - `scheduler`: the turn above. Its submodules: `expiry` ends requests, `memory` admits and preempts them, `yielding`
+//!   preempts one for a share without a running request, `disaggregated` completes transfers, and `masked` leaves
+//!   out requests whose masks are not ready.
 //! - `launch`: the requests that arrive; `validate`: the checks on arrival; `admission`: the resources that a request
 //!   must hold; `request`: the states of a request.
 //! - `shares`: the share that is next; `waiting`: the requests that wait for pages.
@@ -131,8 +136,8 @@ pub use packing::PATIENCE;
 pub use scheduler::{Load, Scheduler, Tally};
 pub use shares::ShareId;
 pub use step::{
-    Ending, Outcome, OutputToken, Reserved, Row, RowCommit, RowOutcome, StepPlan, Terminality, TransferError,
-    Turn,
+    Ending, NotSampled, Outcome, OutputToken, Reserved, Row, RowCommit, RowOutcome, StepPlan, Terminality,
+    TransferError, Turn,
 };
 pub use stopping::{Finish, Stopping};
 pub use tokens::Tokens;

@@ -56,6 +56,11 @@ pub(crate) struct Request {
     /// True while the request waits for embeddings of its media. The request waits for pages only after the embeddings
     /// have arrived.
     pub awaits_media: bool,
+    /// True if the mask of each token depends on the token before it.
+    pub is_masked: bool,
+    /// True while the request is left out of steps because the mask of its next token is not ready. A request whose
+    /// first mask is not ready waits for pages only afterwards.
+    pub awaits_mask: bool,
     /// True if the request is never preempted. This holds if another worker computes its prefill and the prefill has
     /// media, because this worker could not encode the media again.
     pub is_pinned: bool,
@@ -220,7 +225,7 @@ impl Request {
         generated < self.stopping.max_tokens()
     }
 
-    fn finished(&self, reason: Finish) -> Outcome {
+    pub fn finished(&self, reason: Finish) -> Outcome {
         Outcome::Finished { reason, generated: self.generated }
     }
 }

@@ -2,6 +2,7 @@
 
 mod disaggregated;
 mod expiry;
+mod masked;
 mod memory;
 mod yielding;
 
@@ -14,6 +15,7 @@ use tutti_planes::SlotCopy;
 use tutti_proto::{GraphKey, StepNumber, declaration::ModelDeclaration};
 use tutti_settings::Admission;
 
+use self::masked::ConstraintEnd;
 use crate::{
     config::{ConfigError, SchedulerConfig},
     holding::PlanePool,
@@ -49,7 +51,7 @@ pub struct Scheduler {
     waiting: Waiting,
     /// The token counts of the shares, which decide the order of the shares.
     shares: Shares,
-    /// Accepted requests that hold no pages and wait for embeddings of their media.
+    /// Accepted requests that hold no pages and wait for embeddings of their media or for their first mask.
     parked: BTreeMap<Ticket, Request>,
     /// Requests that hold their pages and a slot, in the order of their tickets.
     running: BTreeMap<Ticket, Running>,
@@ -63,6 +65,8 @@ pub struct Scheduler {
     cancelled: BTreeSet<GraphKey>,
     /// Held requests that the next plan ends because their planes were not transferred.
     failed_transfers: BTreeMap<GraphKey, TransferError>,
+    /// Held requests that the next plan ends with the outcome of their constraint.
+    constrained: BTreeMap<GraphKey, ConstraintEnd>,
     /// Requests that were cancelled before they arrived.
     cancelled_early: VecDeque<GraphKey>,
     /// Deadlines of held requests, the earliest first.
@@ -98,7 +102,7 @@ pub struct Tally {
 pub struct Load {
     /// Requests in the running set. Requests that have ended are not among them, even if they have rows in flight.
     pub running: usize,
-    /// Requests that wait for pages or media.
+    /// Requests that wait for pages, media or their first mask.
     pub waiting: usize,
     /// Pages held by requests, and by ended requests with rows in flight.
     pub pages_used: usize,
@@ -141,6 +145,7 @@ impl Scheduler {
             tickets: HashMap::new(),
             cancelled: BTreeSet::new(),
             failed_transfers: BTreeMap::new(),
+            constrained: BTreeMap::new(),
             cancelled_early: VecDeque::new(),
             deadlines: BTreeSet::new(),
             next_ticket: 0,
@@ -173,7 +178,7 @@ impl Scheduler {
         }
         self.tickets.insert(request.key, ticket);
         self.shares.arrive(request.share);
-        if request.awaits_media {
+        if request.awaits_media || request.awaits_mask {
             self.parked.insert(ticket, request);
         } else {
             self.wait(ticket, request);

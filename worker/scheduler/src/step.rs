@@ -134,8 +134,21 @@ pub enum RowOutcome {
     /// The positions were computed and this token was sampled. Every successful terminal row ([`Row::is_terminal`])
     /// ends this way.
     Sampled(u32),
+    /// The positions of a terminal row were computed, but no token was sampled.
+    NotSampled(NotSampled),
     /// The request cannot continue, for this reason.
     Failed(String),
+}
+
+/// The reason for which no token was sampled from a terminal row of a request whose output follows a constraint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotSampled {
+    /// The mask was not ready in time. The row is planned again.
+    Late,
+    /// The output is complete: no token can follow.
+    Complete,
+    /// The constraint cannot be followed, for this reason.
+    ConstraintFailed(String),
 }
 
 /// The effect of a commit on one row's request.
@@ -217,6 +230,8 @@ pub enum Outcome {
         /// Time left until the deadline, which is less than `needed`.
         left: Duration,
     },
+    /// The constraint of the output cannot be followed, for this reason.
+    ConstraintFailed(String),
     /// The engine could not run the request, for this reason.
     Failed(String),
 }

@@ -20,6 +20,8 @@ pub enum Finish {
     EndOfSequence,
     /// One of the request's own stop tokens was sampled.
     StopToken(u32),
+    /// The output follows a constraint, and no token can follow.
+    Complete,
     /// `max_tokens` is reached.
     Length,
 }
@@ -35,6 +37,11 @@ impl Stopping {
     /// Maximum number of tokens of the output.
     pub fn max_tokens(&self) -> u32 {
         self.max_tokens
+    }
+
+    /// Lets the output end from now on, although it has fewer than `min_tokens` tokens.
+    pub(crate) fn waive_min_tokens(&mut self) {
+        self.min_tokens = 0;
     }
 
     /// Token ids that must not be sampled next, after an output of `generated` tokens. As long as the output has fewer

@@ -64,6 +64,8 @@ pub(crate) fn validate(
         share: launch.share,
         role: launch.role,
         awaits_media: launch.awaits_media,
+        is_masked: launch.is_masked,
+        awaits_mask: launch.awaits_mask,
         is_pinned: launch.role == GraphRole::Decode
             && launch.content.as_ref().is_some_and(|content| !content.media.is_empty()),
         has_yielded: false,

@@ -8,6 +8,7 @@
 //! [`sample`](super::sample::sample) returns for the whole row.
 
 use crate::cpu::sampling::logits::{CHUNK, Exponentials, Largest, Top, check_largest};
+use crate::cpu::sampling::mask;
 use crate::cpu::sampling::sample::{Scratch, count_penalised, invert, repetition_penalised, truncate};
 use crate::cpu::simd::isa::Path;
 use crate::device::sampler_preconditions as check;
@@ -19,17 +20,20 @@ const NO_CANDIDATE: [f32; 2] = [f32::NEG_INFINITY, -1.0];
 /// The largest logit of a row before adjustments, and the largest after them. NaN if any logit is NaN.
 pub(in crate::cpu) type Peaks = [f32; 2];
 
-/// Applies bias, forbidden tokens and penalties to the logits of the tokens from `first` on. Returns their peaks.
+/// Applies mask, bias, forbidden tokens and penalties to the logits of the tokens from `first` on. Returns their peaks.
 pub(in crate::cpu) fn adjust(path: Path, logits: &mut [f32], nomination: &Nomination, first: usize) -> Peaks {
     let peak = |logits: &[f32]| path.run(Largest(logits)).unwrap_or(f32::NAN);
     let raw = peak(logits);
     let Some(adjustments) = &nomination.adjustments else { return [raw, raw] };
-    apply(adjustments, logits, first);
+    apply(path, adjustments, logits, first);
     [raw, peak(logits)]
 }
 
-fn apply(adjustments: &Adjustments, logits: &mut [f32], first: usize) {
+fn apply(path: Path, adjustments: &Adjustments, logits: &mut [f32], first: usize) {
     let tokens = logits.len();
+    if let Some(allowed) = &adjustments.allowed {
+        mask::apply(path, allowed, first, logits);
+    }
     // Tokens of other ranks are skipped, because their ranks adjust them.
     let own = |token: u32| (token as usize).checked_sub(first).filter(|index| *index < tokens);
     for (index, bias) in adjustments.bias.iter().filter_map(|&(token, bias)| Some((own(token)?, bias))) {

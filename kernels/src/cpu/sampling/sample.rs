@@ -1,11 +1,12 @@
 //! Sampling: from a row of logits to a token.
 //!
-//! The order is vLLM's: logit bias, forbidden tokens, repetition, frequency and presence penalties. Then, at
+//! The order is vLLM's: mask, logit bias, forbidden tokens, repetition, frequency and presence penalties. Then, at
 //! temperature 0, the likeliest token is taken. At other temperatures, division by the temperature, min-p, top-k, top-p
 //! and one draw follow. The draw uses the random number of (seed, position). The draw inverts the distribution function
 //! over ascending token ids. The sums of this function have a fixed order, so the same row always gives the same token.
 
 use crate::cpu::sampling::logits::{CHUNK, ChunkSum, Exponentials, largest, score};
+use crate::cpu::sampling::mask;
 use crate::cpu::sampling::philox::uniform;
 use crate::cpu::sampling::truncate::{self, cut};
 use crate::cpu::simd::isa::Path;
@@ -46,7 +47,7 @@ pub(in crate::cpu) fn sample(
     if adjusted {
         scratch.logits.clear();
         scratch.logits.extend_from_slice(raw);
-        adjust(row, &mut scratch.logits, &mut scratch.counts)?;
+        adjust(path, row, &mut scratch.logits, &mut scratch.counts)?;
         highest = largest(path, &scratch.logits).map_err(|_| check::no_token_left())?;
     }
     let Scratch { logits, weights, truncate, .. } = scratch;
@@ -64,9 +65,17 @@ pub(in crate::cpu) fn sample(
     Ok(Sampled { token, score })
 }
 
-/// Applies bias, forbidden tokens and penalties.
-fn adjust(row: &SampleRow<'_>, logits: &mut [f32], counts: &mut Vec<u32>) -> Result<(), DeviceError> {
+/// Applies mask, bias, forbidden tokens and penalties. A logit that the mask forbids stays negative infinity.
+fn adjust(
+    path: Path,
+    row: &SampleRow<'_>,
+    logits: &mut [f32],
+    counts: &mut Vec<u32>,
+) -> Result<(), DeviceError> {
     check::adjusted_tokens(row, logits.len())?;
+    if let Some(allowed) = row.allowed {
+        mask::apply(path, allowed, 0, logits);
+    }
     for bias in &row.params.logit_bias {
         logits[bias.token_id as usize] += bias.bias;
     }

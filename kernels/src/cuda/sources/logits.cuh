@@ -36,6 +36,9 @@ DEVICE Best better(Best a, Best b) {
   return best;
 }
 
+// True if a mask allows a token: bit `token % 32` of word `token / 32`. A null mask allows all.
+DEVICE bool is_allowed(const u32* mask, u32 token) { return !mask || mask[token >> 5] >> (token & 31) & 1; }
+
 DEVICE u64 fixed(float weight) { return (u64)__fmul_rn(weight, 17592186044416.f); }
 
 // Merges the bests of a block's threads. All threads get the result.

@@ -7,7 +7,8 @@
 struct Nomination {
   u32 row, count;
   float temperature, repetition, presence, frequency;
-  u32 adjusts;               // 1: the lists change the logits
+  u32 adjusts;               // 1: the mask or the lists change the logits
+  u32 allowed;               // first word of the mask of the whole vocabulary in `words`; 0: none
   u32 bias, bias_count;      // pairs of a token id and the bits of an f32
   u32 forbidden, forbidden_count;
   u32 repeated, repeated_count;
@@ -26,8 +27,8 @@ DEVICE Slice slice_of(u32 width) {
 
 DEVICE float peak_of(Best best) { return best.nan ? __int_as_float(0x7fffffff) : best.logit; }
 
-// Applies bias, forbidden tokens and penalties in place. peaks[row][slice] = the slice's largest logit before and after
-// these changes.
+// Applies mask, bias, forbidden tokens and penalties in place. peaks[row][slice] = the slice's largest logit before and
+// after these changes.
 KERNEL(THREADS) adjust_shard(float* all_logits, u32 width, u32 first, const Nomination* tasks, const u32* words, float* peaks) {
   BEGIN(adjust_shard);
   const Nomination& task = tasks[blockIdx.x];
@@ -37,6 +38,13 @@ KERNEL(THREADS) adjust_shard(float* all_logits, u32 width, u32 first, const Nomi
   const Best raw = best_of(logits, width);
   Best adjusted = raw;
   if (task.adjusts) {
+    if (task.allowed) {
+      const u32* mask = words + task.allowed;
+      for (u32 i = threadIdx.x; i < width; i += THREADS) {
+        if (!is_allowed(mask, first + i)) logits[i] = -INF;
+      }
+      __syncthreads();
+    }
     // Tokens of other slices are skipped. For such a token, the unsigned difference to `first` is at least `width`.
     for (u32 i = threadIdx.x; i < task.bias_count; i += THREADS) {
       u32 own = words[task.bias + 2 * i] - first;

@@ -1,6 +1,6 @@
 // Sampling and scores: one thread block per request, over the request's row of logits.
 //
-// The order of operations is that of the CPU device (kernels/src/cpu/sampling/sample.rs). Bias, forbidden tokens,
+// The order of operations is that of the CPU device (kernels/src/cpu/sampling/sample.rs). Mask, bias, forbidden tokens,
 // repetition, frequency and presence penalties come first. Then the likeliest token is taken, or temperature, min-p,
 // top-k, top-p and one draw by inversion over ascending token ids follow. The random number is Philox4x32-10 of (seed,
 // position); see Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
@@ -18,8 +18,9 @@ struct Task {
   u32 forbidden, forbidden_count;
   u32 prompt, prompt_count;
   u32 output, output_count;
-  u32 adjusts;  // 1: bias, forbidden tokens or penalties change the logits
+  u32 adjusts;  // 1: mask, bias, forbidden tokens or penalties change the logits
   u32 result;   // index of the result
+  u32 allowed;  // first word of the mask in `words`; 0: none
 };
 
 DEVICE u64 philox(u64 seed, u64 position) {
@@ -121,7 +122,8 @@ DEVICE bool keeps(Cut cut, float weight, u32 id) {
   return key > cut.key || (key == cut.key && id <= cut.id);
 }
 
-// Applies bias, forbidden tokens and penalties to the thread block's copy of the logits.
+// Applies bias, forbidden tokens and penalties to the thread block's copy of the logits, to which the mask is applied.
+// A logit of negative infinity stays so.
 DEVICE void adjust(const Task& task, const u32* words, u32 last_token, float* logits, u32* counts) {
   constexpr u32 SEEN = 1u << 31;  // The token's repetition penalty has been applied.
   for (u32 i = threadIdx.x; i < task.bias_count; i += THREADS) {
@@ -196,7 +198,8 @@ KERNEL(THREADS) sample(const float* all_logits, u32 width, const Task* tasks, co
     Best highest = largest;
     if (task.adjusts) {
       adjusted += scratch;
-      for (u32 i = threadIdx.x; i < width; i += THREADS) adjusted[i] = raw[i];
+      const u32* mask = task.allowed ? words + task.allowed : nullptr;
+      for (u32 i = threadIdx.x; i < width; i += THREADS) adjusted[i] = is_allowed(mask, i) ? raw[i] : -INF;
       __syncthreads();
       adjust(task, words, task.continues ? last_tokens[task.slot] : 0, adjusted, counts + scratch);
       __syncthreads();

@@ -4,7 +4,7 @@
 //! Shapes are `[live rows, width]`.
 
 use crate::sampling::MAX_NOMINATED;
-use crate::{DeviceError, Nomination, SampleRow};
+use crate::{DeviceError, Nomination, SampleRow, TokenMask};
 
 /// Checks that rows of `width` numbers consist of pairs, at least one: the input of
 /// [`best_candidates`](super::Sampler::best_candidates).
@@ -64,10 +64,14 @@ pub(crate) fn scored_token(token: u32, logits: usize) -> Result<(), DeviceError>
 }
 
 /// Checks, for a row whose logits are adjusted, that bias, forbidden tokens and penalties refer only to tokens of the
-/// vocabulary.
+/// vocabulary, and that the mask has the vocabulary's size.
 pub(crate) fn adjusted_tokens(row: &SampleRow<'_>, vocabulary: usize) -> Result<(), DeviceError> {
     if !row.adjusts() {
         return Ok(());
+    }
+    let needed = TokenMask::words_of(vocabulary);
+    if let Some(words) = row.allowed.map(|mask| mask.words().len()).filter(|words| *words != needed) {
+        return refuse(format!("a mask of {words} words for a vocabulary of {vocabulary}"));
     }
     let biased = row.params.logit_bias.iter().map(|bias| &bias.token_id);
     let tokens = biased.chain(row.forbidden).chain(row.prompt).chain(row.output);
@@ -79,7 +83,7 @@ pub(crate) fn adjusted_tokens(row: &SampleRow<'_>, vocabulary: usize) -> Result<
 
 /// The error of a row whose adjusted logits are all negative infinity, or not finite.
 pub(crate) fn no_token_left() -> DeviceError {
-    DeviceError::Misuse("bias, forbidden tokens and penalties leave no token to sample".to_owned())
+    DeviceError::Misuse("mask, bias, forbidden tokens and penalties leave no token to sample".to_owned())
 }
 
 /// The error of a row with a NaN logit.

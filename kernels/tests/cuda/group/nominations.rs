@@ -2,7 +2,7 @@
 
 use tutti_kernels::{
     DeviceError, GatheredRows, LogitBias, Nomination, SampleRow, Sampled, SamplingParams, StepResults,
-    TokenScore,
+    TokenMask, TokenScore,
 };
 
 use super::{Rank, RankCase, ranks};
@@ -55,6 +55,8 @@ struct Tokens {
     prompt: [u32; 4],
     output: [u32; 5],
     never: [u32; 2],
+    /// A mask that some rows share, and another one.
+    masks: [TokenMask; 2],
 }
 
 impl Sampling {
@@ -68,6 +70,10 @@ impl Sampling {
             prompt: [last, 0, last / 2, last / 2],
             output: [last / 3, last, last / 3, last / 3, last / 2 + 1],
             never: [last / 5, last - 1],
+            masks: [3, 4].map(|every| {
+                let allowed = (0..=last).filter(|token| token % every != 1);
+                TokenMask::of_tokens(TokenMask::words_of(self.width), allowed)
+            }),
         }
     }
 
@@ -75,7 +81,15 @@ impl Sampling {
         let (prompt, output) = (&tokens.prompt[..], &tokens.output[..]);
         let forbidden = if index.is_multiple_of(4) { &tokens.never[..] } else { &[] };
         let logprobs = (index % 6 == 5).then_some(3);
-        SampleRow { params: &self.kinds[index], prompt, output, forbidden, position: self.position, logprobs }
+        SampleRow {
+            params: &self.kinds[index],
+            prompt,
+            output,
+            forbidden,
+            allowed: tokens.masks.get(index % 5),
+            position: self.position,
+            logprobs,
+        }
     }
 
     /// Returns the logits of the whole rows. Some of them are equal.
@@ -269,6 +283,7 @@ impl RankCase for Garbage {
             prompt: &[],
             output: &[],
             forbidden: &[],
+            allowed: None,
             position: 0,
             logprobs: None,
         };

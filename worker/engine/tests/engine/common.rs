@@ -1,5 +1,6 @@
 //! Engines of the test model ([`model`]), requests, and their correct results.
 
+mod constrained;
 mod model;
 mod outcomes;
 mod stateful;
@@ -16,9 +17,12 @@ use tutti_proto::{
 };
 use tutti_settings::ByteSize;
 
-use self::model::{Hashing, choose, hidden, score};
+use self::model::{Hashing, choose, score};
 pub use self::{
-    model::{InFlight, Probe},
+    constrained::{
+        END, any_request, ascii, constrained, constrained_engine, regex, right, schema, text, vocabulary,
+    },
+    model::{InFlight, Probe, hidden},
     outcomes::{RequestResults, run, run_to_end, token_bits},
     stateful::{Stateful, with_logprobs},
 };
@@ -46,6 +50,15 @@ pub fn model(in_flight: InFlight) -> (Box<dyn Model>, Arc<Mutex<Probe>>) {
 
 /// A model whose prefill walk is of the kind `prefill`.
 pub fn model_prefilled_by(prefill: WalkKind, in_flight: InFlight) -> (Box<dyn Model>, Arc<Mutex<Probe>>) {
+    model_ended_by(vec![], prefill, in_flight)
+}
+
+/// A model with these end tokens.
+pub fn model_ended_by(
+    eos_token_ids: Vec<u32>,
+    prefill: WalkKind,
+    in_flight: InFlight,
+) -> (Box<dyn Model>, Arc<Mutex<Probe>>) {
     let walk = |name: &str, kind| Walk { name: name.into(), nodes: vec![NodeId(0)], kind };
     let batched_by = WalkId(MIXED);
     let walks = vec![
@@ -59,7 +72,7 @@ pub fn model_prefilled_by(prefill: WalkKind, in_flight: InFlight) -> (Box<dyn Mo
     let limits = Limits {
         vocab_size: VOCAB as usize,
         max_context_tokens: CONTEXT,
-        eos_token_ids: vec![],
+        eos_token_ids,
         max_step_tokens: 64,
         steps_in_flight: in_flight.steps,
     };

@@ -2,6 +2,7 @@
 
 mod failures;
 mod known_pages;
+mod masks;
 mod media;
 mod pauses;
 mod slots;

@@ -7,6 +7,7 @@ mod atomic;
 mod common;
 mod divided;
 mod flight;
+mod masks;
 mod qwen3;
 mod slots;
 mod steps;

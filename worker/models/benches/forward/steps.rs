@@ -109,6 +109,7 @@ impl Steps {
             prompt: &[],
             output: &[],
             forbidden: &[],
+            allowed: None,
             position: (start + tokens) as u64,
             logprobs: None,
         };

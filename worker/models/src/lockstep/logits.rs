@@ -1,35 +1,41 @@
 //! Conversion between wanted logit rows and plan messages.
 
-use tutti_kernels::{Adjustments, Nomination};
+mod masks;
+
+use tutti_kernels::{Adjustments, Nomination, TokenMask};
 use tutti_proto::cluster::v1 as pb;
 
+use self::masks::Masks;
 use crate::WantedRows;
 
 /// Encodes the rows that the leader's requests need.
 pub(super) fn encode(wanted: WantedRows) -> pb::LogitsPlan {
     let WantedRows { rows, likeliest, nominated } = wanted;
     let indices = |rows: Vec<usize>| rows.into_iter().map(|row| row as u32).collect();
+    let mut masks = Masks::default();
     let nominated_row = |(row, nomination): (usize, Nomination)| {
         let Nomination { count, temperature, adjustments } = nomination;
-        let adjustments = adjustments.map(encode_adjustments);
+        let adjustments = adjustments.map(|adjustments| encode_adjustments(adjustments, &mut masks));
         pb::NominatedRow { row: row as u32, count, temperature, adjustments }
     };
     pb::LogitsPlan {
         rows: indices(rows),
         likeliest: indices(likeliest),
         nominated: nominated.into_iter().map(nominated_row).collect(),
+        masks: masks.encode(),
     }
 }
 
 /// Decodes rows that [`encode`] has encoded. Returns the reason if the message is not valid.
 pub(super) fn decode(plan: pb::LogitsPlan) -> Result<WantedRows, String> {
     let indices = |rows: Vec<u32>| rows.into_iter().map(|row| row as usize).collect();
+    let masks = plan.masks.into_iter().map(masks::decode).collect::<Result<Vec<TokenMask>, String>>()?;
     let nominated_row = |message: pb::NominatedRow| {
         let pb::NominatedRow { row, count, temperature, adjustments } = message;
         if count == 0 {
             return Err(format!("row {row} nominates no token"));
         }
-        let adjustments = adjustments.map(decode_adjustments).transpose()?;
+        let adjustments = adjustments.map(|message| decode_adjustments(message, &masks)).transpose()?;
         Ok((row as usize, Nomination { count, temperature, adjustments }))
     };
     Ok(WantedRows {
@@ -39,7 +45,7 @@ pub(super) fn decode(plan: pb::LogitsPlan) -> Result<WantedRows, String> {
     })
 }
 
-fn encode_adjustments(adjustments: Adjustments) -> pb::Adjustments {
+fn encode_adjustments(adjustments: Adjustments, masks: &mut Masks) -> pb::Adjustments {
     let (biased, biases) = adjustments.bias.into_iter().unzip();
     let (counted, counts) = adjustments.counted.into_iter().unzip();
     pb::Adjustments {
@@ -52,16 +58,22 @@ fn encode_adjustments(adjustments: Adjustments) -> pb::Adjustments {
         frequency_penalty: adjustments.frequency_penalty,
         counted,
         counts,
+        mask: adjustments.allowed.map(|mask| masks.index(mask)),
     }
 }
 
-fn decode_adjustments(message: pb::Adjustments) -> Result<Adjustments, String> {
+fn decode_adjustments(message: pb::Adjustments, masks: &[TokenMask]) -> Result<Adjustments, String> {
     let pb::Adjustments { biased, biases, counted, counts, .. } = message;
     if biased.len() != biases.len() || counted.len() != counts.len() {
         let (tokens, values) = (biased.len() + counted.len(), biases.len() + counts.len());
         return Err(format!("adjustments of {tokens} tokens with {values} values"));
     }
+    let mask = |index: u32| {
+        let mask = masks.get(index as usize).cloned();
+        mask.ok_or_else(|| format!("mask {index} of {}", masks.len()))
+    };
     Ok(Adjustments {
+        allowed: message.mask.map(mask).transpose()?,
         bias: biased.into_iter().zip(biases).collect(),
         forbidden: message.forbidden,
         repetition_penalty: message.repetition_penalty,
@@ -71,3 +83,6 @@ fn decode_adjustments(message: pb::Adjustments) -> Result<Adjustments, String> {
         counted: counted.into_iter().zip(counts).collect(),
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -62,7 +62,15 @@ fn read(model: &mut dyn Model, wanted: &LogitRequests<'_>) -> LogitResults {
 }
 
 fn sample(model: &mut dyn Model, params: &SamplingParams, forbidden: &[u32]) -> u32 {
-    let row = SampleRow { params, prompt: &[], output: &[], forbidden, position: 0, logprobs: Some(2) };
+    let row = SampleRow {
+        params,
+        prompt: &[],
+        output: &[],
+        forbidden,
+        allowed: None,
+        position: 0,
+        logprobs: Some(2),
+    };
     read(model, &LogitRequests { sample: &[(0, row)], score: &[] }).sampled.remove(0).unwrap().token
 }
 
@@ -293,6 +301,7 @@ impl Step<'_> {
             prompt: &[],
             output: &[],
             forbidden: &[],
+            allowed: None,
             position: 0,
             logprobs: None,
         };

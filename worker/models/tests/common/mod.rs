@@ -170,7 +170,15 @@ pub fn step_with(model: &mut dyn Model, requests: &mut [Request], chunk: usize, 
                 let params = &params;
                 sample.push((
                     at,
-                    SampleRow { params, prompt, output: &[], forbidden: &[], position, logprobs: None },
+                    SampleRow {
+                        params,
+                        prompt,
+                        output: &[],
+                        forbidden: &[],
+                        allowed: None,
+                        position,
+                        logprobs: None,
+                    },
                 ));
             }
         }

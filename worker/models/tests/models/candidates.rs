@@ -13,7 +13,7 @@ use crate::common::{
 };
 use serde_json::json;
 use tutti_kernels::{
-    DeviceError, PageId, RowInputs, SampleRow, SamplingParams, ScoreRow, SlotId, StepInputs,
+    DeviceError, PageId, RowInputs, SampleRow, SamplingParams, ScoreRow, SlotId, StepInputs, TokenMask,
 };
 use tutti_models::{
     LoadFormat::{Auto, Dummy},
@@ -21,6 +21,7 @@ use tutti_models::{
 };
 
 const VOCABULARY: usize = 960;
+const WORDS: usize = VOCABULARY / 32;
 /// Number of logit rows of a step: more than two blocks of rows (see `decoder/logits.rs`).
 const ROWS: usize = 70;
 
@@ -59,24 +60,33 @@ impl Random {
     }
 }
 
-/// The sampling of one row: parameters, prompt and output so far, and forbidden tokens.
+/// The sampling of one row: parameters, prompt and output so far, forbidden and allowed tokens.
+#[derive(Default)]
 struct Request {
     params: SamplingParams,
     prompt: Vec<u32>,
     output: Vec<u32>,
     forbidden: Vec<u32>,
+    allowed: Option<TokenMask>,
 }
 
 impl Request {
     fn row(&self, position: usize) -> SampleRow<'_> {
-        let Self { params, prompt, output, forbidden } = self;
-        SampleRow { params, prompt, output, forbidden, position: position as u64, logprobs: None }
+        let Self { params, prompt, output, forbidden, allowed } = self;
+        SampleRow {
+            params,
+            prompt,
+            output,
+            forbidden,
+            allowed: allowed.as_ref(),
+            position: position as u64,
+            logprobs: None,
+        }
     }
 
     /// Returns a plain greedy request with a probability of 1/10, else a request with random parameters.
     fn random(random: &mut Random) -> Self {
-        let mut request =
-            Self { params: SamplingParams::GREEDY, prompt: vec![], output: vec![], forbidden: vec![] };
+        let mut request = Self { params: SamplingParams::GREEDY, ..Self::default() };
         if random.below(10) == 0 {
             return request;
         }
@@ -100,6 +110,12 @@ impl Request {
             0 => (0..VOCABULARY as u32).collect(),
             1 => (0..VOCABULARY as u32 - 3).collect(),
             _ => random.tokens(5),
+        };
+        request.allowed = match random.below(9) {
+            0 => Some(TokenMask::of_tokens(WORDS, random.tokens(5))),
+            1 => Some(TokenMask::of_tokens(WORDS, (0..VOCABULARY as u32).filter(|_| random.below(9) > 0))),
+            2 => Some(TokenMask::new(vec![0x5555_5555; WORDS])),
+            _ => None,
         };
         request
     }
@@ -200,8 +216,7 @@ fn logits_of_tiles_are_each_sampled_before_the_next_tile_takes_their_place() {
             let drawn = |seed| SamplingParams { temperature: 1.0, seed, ..SamplingParams::GREEDY };
             let params =
                 |row| if (32..64).contains(&row) { SamplingParams::GREEDY } else { drawn(row as u64) };
-            let request =
-                |row| Request { params: params(row), prompt: vec![], output: vec![], forbidden: vec![] };
+            let request = |row| Request { params: params(row), ..Request::default() };
             let requests: Vec<_> = (0..THREE_TILES).map(request).collect();
             let rows: Vec<_> = requests.iter().enumerate().map(|(row, of)| (row, of.row(row))).collect();
             let sampled = |model: &mut dyn Model, rows: &[(usize, SampleRow<'_>)]| {
@@ -221,7 +236,7 @@ fn bytes_sent(dir: &Path, params: &SamplingParams) -> usize {
     let traffic = Arc::new(Traffic::default());
     of_ranks_counted(2, dir, Dummy, &traffic, |model| {
         let request =
-            Request { params: params.clone(), prompt: vec![3; 9], output: vec![4; 9], forbidden: vec![] };
+            Request { params: params.clone(), prompt: vec![3; 9], output: vec![4; 9], ..Request::default() };
         let tokens = [7; ROWS];
         let rows: Vec<_> = (0..ROWS).map(|row| (row, request.row(row))).collect();
         let mut sent = |rows: &[(usize, SampleRow<'_>)]| {

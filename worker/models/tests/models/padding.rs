@@ -164,7 +164,18 @@ fn run(model: &mut dyn Model, prompts: &[&[u32]], seed: u32, shapes: Option<&Chu
             // Every second request takes its likeliest token, for which the LM head has a separate code path.
             let params = if index % 2 == 0 { &drawn } else { &likeliest };
             let (prompt, position) = (&requests[index].tokens[..], position as u64);
-            (row, SampleRow { params, prompt, output: &[], forbidden: &[], position, logprobs: None })
+            (
+                row,
+                SampleRow {
+                    params,
+                    prompt,
+                    output: &[],
+                    forbidden: &[],
+                    allowed: None,
+                    position,
+                    logprobs: None,
+                },
+            )
         };
         let sample: Vec<_> = ends.iter().map(sample).collect();
         let mut out = LogitResults::default();

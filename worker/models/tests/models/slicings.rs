@@ -213,7 +213,7 @@ fn step(model: &mut dyn Model, requests: &mut [Request], cut: &[(usize, usize)])
         .map(|(row, prompt)| {
             let position = prompt.len() as u64;
             let (params, output, forbidden) = (&params, &[][..], &[][..]);
-            (row, SampleRow { params, prompt, output, forbidden, position, logprobs: None })
+            (row, SampleRow { params, prompt, output, forbidden, allowed: None, position, logprobs: None })
         })
         .collect();
     let score: Vec<(usize, ScoreRow)> =

@@ -21,7 +21,7 @@ use crate::{
     prefix::Chain,
     shares::ShareId,
     snapshots::Ladder,
-    step::{Ending, Outcome, OutputToken, Row, RowCopies, RowOutcome, Terminality},
+    step::{Ending, NotSampled, Outcome, OutputToken, Row, RowCopies, RowOutcome, Terminality},
     stopping::Finish,
 };
 
@@ -155,6 +155,11 @@ impl Running {
         self.request.share
     }
 
+    /// The data that the request keeps while it waits, too.
+    pub fn request_mut(&mut self) -> &mut Request {
+        &mut self.request
+    }
+
     /// Number of positions whose planes are computed by committed rows.
     pub fn computed(&self) -> usize {
         self.computed
@@ -240,7 +245,18 @@ impl Running {
     /// True if the request can have a row in the next step, if there is [work](Self::phase) for one.
     #[inline]
     pub fn is_ready(&self, page_tokens: usize) -> bool {
-        self.has_room(page_tokens) && !self.held_back && !self.is_victim && !self.awaits_planes()
+        self.has_room(page_tokens)
+            && !self.held_back
+            && !self.is_victim
+            && !self.awaits_planes()
+            && !self.awaits_mask()
+    }
+
+    /// True if the mask of the next token is not ready, or depends on a token that a row in flight samples.
+    #[inline]
+    pub fn awaits_mask(&self) -> bool {
+        let samples = self.planned.generated > self.request.generated;
+        self.request.awaits_mask || self.request.is_masked && samples
     }
 
     /// True if the request needs a page for its next row.
@@ -288,6 +304,10 @@ impl Running {
                 save.iter().for_each(|&slot| pool.give_back_slot(slot));
                 return (None, Some(Outcome::Failed(why)));
             }
+            (Terminality::Terminal { .. }, RowOutcome::NotSampled(why)) => {
+                save.iter().for_each(|&slot| pool.give_back_slot(slot));
+                return (None, self.not_sampled(row, why));
+            }
             (terminality, outcome) => unreachable!("{outcome:?} for a row that is {terminality:?}"),
         };
         // The row before this one is committed, so the chain ends with the block before this row's first position: the
@@ -310,6 +330,20 @@ impl Running {
         request.content.iter_mut().for_each(|content| content.tokens.push(token));
         let finish = request.stopping.finish(token, index);
         (Some(OutputToken { token, index }), finish.map(|reason| request.finished(reason)))
+    }
+
+    /// Takes back a row in flight from which no token was sampled. A late row is planned again, as if it had not been
+    /// in the step.
+    fn not_sampled(&mut self, row: &Row, why: NotSampled) -> Option<Outcome> {
+        match why {
+            NotSampled::Late => {
+                self.planned = Progress { computed: row.positions.start, epoch: row.epoch, ..self.planned };
+                self.planned.generated -= 1;
+                None
+            }
+            NotSampled::Complete => Some(self.request.finished(Finish::Complete)),
+            NotSampled::ConstraintFailed(why) => Some(Outcome::ConstraintFailed(why)),
+        }
     }
 
     /// Records the blocks whose positions are now all computed, so that other requests can find them.

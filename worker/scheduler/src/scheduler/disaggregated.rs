@@ -32,9 +32,11 @@ impl Scheduler {
     /// False if the request waits for no embeddings.
     pub fn media_here(&mut self, key: GraphKey) -> bool {
         let Some(&ticket) = self.tickets.get(&key) else { return false };
-        let Some(mut request) = self.parked.remove(&ticket) else { return false };
+        let Some(request) = self.parked.get_mut(&ticket).filter(|request| request.awaits_media) else {
+            return false;
+        };
         request.awaits_media = false;
-        self.wait(ticket, request);
+        self.unpark(ticket);
         true
     }
 

@@ -24,6 +24,9 @@ impl Scheduler {
         for (key, why) in std::mem::take(&mut self.failed_transfers) {
             endings.extend(self.end(key, Outcome::TransferFailed(why)));
         }
+        for (key, end) in std::mem::take(&mut self.constrained) {
+            endings.extend(self.end_constrained(key, end));
+        }
         // Only deadlines up to `near` are checked, because every later deadline leaves more time than the bound for the
         // longest possible prefill.
         let near = now + self.least_time.of_any(self.config.max_context, self.config.max_chunk());
@@ -67,7 +70,7 @@ impl Scheduler {
     }
 
     /// Ends a request. None if it is not held.
-    fn end(&mut self, key: GraphKey, outcome: Outcome) -> Option<Ending> {
+    pub(super) fn end(&mut self, key: GraphKey, outcome: Outcome) -> Option<Ending> {
         let ticket = *self.tickets.get(&key)?;
         let Some(request) = self.waiting.remove(&ticket).or_else(|| self.parked.remove(&ticket)) else {
             return self.end_running(ticket, key, outcome);

@@ -88,6 +88,8 @@ pub fn segments(request: u64, prefill: &[(WalkId, usize)], max_tokens: u32) -> G
         content: None,
         priority: 0,
         share: 0,
+        is_masked: false,
+        awaits_mask: false,
         awaits_media: false,
         deadline: None,
     }

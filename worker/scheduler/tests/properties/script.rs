@@ -74,6 +74,8 @@ impl Arrival {
             content: self.shares.then_some(content),
             priority: self.priority,
             share: self.share,
+            is_masked: false,
+            awaits_mask: false,
             awaits_media: self.media.is_some(),
             deadline: self.deadline.map(|turn| Duration::from_millis(turn as u64)),
         }

@@ -1,6 +1,6 @@
 //! Sampling of rows in a TP group from the best tokens of each rank: see `sources/nominate.cu`.
 
-use super::tasks::{self, Lists, Request};
+use super::tasks::{self, Lists, Masks, Request};
 use super::{CudaDevice, SCRATCH_BYTES, THREADS};
 use crate::cuda::arguments::{self, AdjustShard, MergeNominated, MergePeaks};
 use crate::cuda::kernels::Grid;
@@ -173,9 +173,12 @@ fn grid(rows: usize, slices: usize) -> Grid {
 /// word.
 fn words(rows: &[(usize, &Nomination)], tokens: usize, lists: Lists) -> Vec<u32> {
     let mut words = vec![0; rows.len() * NominationTask::WORDS];
+    let mut masks = Masks::default();
     for (task, (row, nomination)) in rows.iter().enumerate() {
         let adjustments = nomination.adjustments.as_ref().filter(|_| lists == Lists::OfAdjustments);
         let adjusts = u32::from(adjustments.is_some());
+        let allowed = adjustments.and_then(|adjustments| adjustments.allowed.as_ref());
+        let allowed = allowed.map_or(0, |mask| masks.first_word(mask, &mut words));
         let adjustments = adjustments.cloned().unwrap_or_default();
         let mut list = |own: &mut dyn Iterator<Item = u32>, words_each: u32| {
             let first = words.len();
@@ -196,6 +199,7 @@ fn words(rows: &[(usize, &Nomination)], tokens: usize, lists: Lists) -> Vec<u32>
             presence: adjustments.presence_penalty,
             frequency: adjustments.frequency_penalty,
             adjusts,
+            allowed,
             bias,
             bias_count,
             forbidden,

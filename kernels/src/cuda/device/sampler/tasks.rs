@@ -3,7 +3,7 @@
 use crate::cuda::records::{Record, Task};
 use crate::cuda::step::Owner;
 use crate::device::sampler_preconditions as check;
-use crate::{DeviceError, SampleRow};
+use crate::{DeviceError, SampleRow, TokenMask};
 
 /// One request of a call to sample.
 #[derive(Clone, Copy)]
@@ -40,10 +40,28 @@ pub(super) fn requests<'a>(
 /// The lists of tokens that are sent with a launch's tasks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lists {
-    /// The lists of bias, forbidden tokens and penalties.
+    /// The lists of bias, forbidden tokens and penalties, and the masks.
     OfAdjustments,
     /// No lists, because the logits are already adjusted.
     Empty,
+}
+
+/// The masks of one launch. Rows with the same mask share its words.
+#[derive(Default)]
+pub(super) struct Masks<'a>(Vec<(&'a TokenMask, u32)>);
+
+impl<'a> Masks<'a> {
+    /// Returns the index of the mask's first word in `words`, to which it is appended if no row before has it. The
+    /// index is above 0, because tasks stand before masks.
+    pub(super) fn first_word(&mut self, mask: &'a TokenMask, words: &mut Vec<u32>) -> u32 {
+        if let Some((_, first)) = self.0.iter().find(|(other, _)| other.shares_words(mask)) {
+            return *first;
+        }
+        let first = words.len() as u32;
+        words.extend_from_slice(mask.words());
+        self.0.push((mask, first));
+        first
+    }
 }
 
 impl Request<'_> {
@@ -54,8 +72,10 @@ impl Request<'_> {
     }
 
     /// Appends the request's lists of tokens to `words`, and returns the request's task.
-    fn task(&self, words: &mut Vec<u32>, lists: Lists) -> Task {
+    fn task<'a>(&'a self, words: &mut Vec<u32>, masks: &mut Masks<'a>, lists: Lists) -> Task {
         let (row, params) = (&self.row, self.row.params);
+        let allowed = row.allowed.filter(|_| lists == Lists::OfAdjustments);
+        let allowed = allowed.map_or(0, |mask| masks.first_word(mask, words));
         let mut list = |tokens: &[u32], wanted: bool| {
             let (first, tokens) = (words.len() as u32, if wanted { tokens } else { &[][..] });
             words.extend_from_slice(tokens);
@@ -94,7 +114,7 @@ impl Request<'_> {
             output_count,
             adjusts: u32::from(row.adjusts()),
             result: self.result,
-            padding: 0,
+            allowed,
         }
     }
 }
@@ -103,8 +123,9 @@ impl Request<'_> {
 /// list's first word.
 pub(super) fn words(requests: &[Request<'_>], lists: Lists) -> Vec<u32> {
     let mut words = vec![0; requests.len() * Task::WORDS];
+    let mut masks = Masks::default();
     for (index, request) in requests.iter().enumerate() {
-        let task = request.task(&mut words, lists);
+        let task = request.task(&mut words, &mut masks, lists);
         words[index * Task::WORDS..][..Task::WORDS].copy_from_slice(task.words());
     }
     words

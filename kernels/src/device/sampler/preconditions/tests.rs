@@ -57,6 +57,7 @@ fn tokens_of_a_row_that_is_adjusted_are_those_of_the_vocabulary() {
         prompt,
         output: &[],
         forbidden,
+        allowed: None,
         position: 0,
         logprobs: None,
     };

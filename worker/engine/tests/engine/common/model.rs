@@ -10,7 +10,7 @@ use std::{
     time::Instant,
 };
 
-use tutti_kernels::{DeviceError, PageId, Sampled, SlotId, StepInputs, TokenScore};
+use tutti_kernels::{DeviceError, PageId, Sampled, SlotId, StepInputs, TokenMask, TokenScore};
 use tutti_models::{
     EmbeddedRows, Limits, LogitRequests, LogitResults, Model, PageLayout, PausedPages, PlaneLayout,
     PlaneStorage, Section, StepHook,
@@ -107,6 +107,7 @@ struct Sample {
     seed: u64,
     position: u64,
     forbidden: Vec<u32>,
+    allowed: Option<TokenMask>,
     logprobs: Option<u32>,
 }
 
@@ -121,11 +122,13 @@ pub fn hidden(tokens: impl IntoIterator<Item = u32>) -> u64 {
 
 /// Returns the token after a prefix. The token depends on seed and position, as a random draw does.
 pub fn choose(hidden: u64, seed: u64, position: u64, forbidden: &[u32]) -> u32 {
-    let mut token = (mix(mix(hidden, seed), position) % u64::from(VOCAB)) as u32;
-    while forbidden.contains(&token) {
-        token = (token + 1) % VOCAB;
-    }
-    token
+    choose_allowed(hidden, seed, position, |token| !forbidden.contains(&token)).expect("a token is left")
+}
+
+/// Returns the token after a prefix, of those that may come. `None` if there is none.
+pub fn choose_allowed(hidden: u64, seed: u64, position: u64, may_come: impl Fn(u32) -> bool) -> Option<u32> {
+    let first = (mix(mix(hidden, seed), position) % u64::from(VOCAB)) as u32;
+    (first..VOCAB).chain(0..first).find(|token| may_come(*token))
 }
 
 pub fn score(hidden: u64, token: u32, top: u32) -> TokenScore {
@@ -214,11 +217,17 @@ impl Hashing {
         let mut results = LogitResults::default();
         for (index, row) in &forward.sample {
             let (hidden, slot) = hidden_rows[*index];
-            let token = choose(hidden, row.seed, row.position, &row.forbidden);
+            let may_come = |token| {
+                !row.forbidden.contains(&token) && row.allowed.as_ref().is_none_or(|mask| mask.allows(token))
+            };
+            let failure = DeviceError::Misuse("no token to sample".into());
+            let Some(token) = choose_allowed(hidden, row.seed, row.position, may_come) else {
+                results.sampled.push(Err(failure));
+                continue;
+            };
             self.sampled[slot.0 as usize] = token;
             let score = row.logprobs.map(|top| score(hidden, token, top));
             let fails = fail_sampling == Some((row.seed, row.position));
-            let failure = DeviceError::Misuse("no token to sample".into());
             results.sampled.push(if fails { Err(failure) } else { Ok(Sampled { token, score }) });
         }
         for (index, token, top) in &forward.score {
@@ -346,7 +355,9 @@ impl Model for Hashing {
         assert!(!forward.is_asked, "logits are enqueued once");
         let sample = wanted.sample.iter().map(|(index, row)| {
             let (seed, position) = (row.params.seed, row.position);
-            (*index, Sample { seed, position, forbidden: row.forbidden.to_vec(), logprobs: row.logprobs })
+            let allowed = row.allowed.cloned();
+            let forbidden = row.forbidden.to_vec();
+            (*index, Sample { seed, position, forbidden, allowed, logprobs: row.logprobs })
         });
         (forward.sample, forward.is_asked) = (sample.collect(), true);
         forward.score = wanted.score.iter().map(|(index, row)| (*index, row.token, row.top)).collect();
