@@ -43,7 +43,7 @@ fn the_mixture_has_outputs_that_end_by_themselves_and_others() {
     let rights: Vec<_> = mixture().iter().map(right).collect();
     let complete = rights.iter().filter(|right| right.is_complete).count();
     assert!(complete > 8 && complete < 32, "{complete}");
-    let json = mixture().iter().zip(&rights).filter(|(launch, right)| {
+    let json = mixture().into_iter().zip(&rights).filter(|(launch, right)| {
         launch.key.unwrap().request % 5 == 1 && right.is_complete && text(&right.output).starts_with('{')
     });
     assert!(json.count() > 1);

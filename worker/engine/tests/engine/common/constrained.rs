@@ -68,14 +68,23 @@ pub fn constrained(request: u64, prompt: usize, max_tokens: u32, kind: Kind) -> 
 
 /// The request of this number of a mixture: constraints of several kinds, and now and then none.
 pub fn any_request(request: u64) -> pb::LaunchGraph {
-    let (prompt, max_tokens) = (1 + request as usize * 7 % 30, 3 + request as u32 * 11 % 40);
+    let (prompt, mut max_tokens) = (1 + request as usize * 7 % 30, 3 + request as u32 * 11 % 40);
+    if request % 5 == 1 {
+        // An object takes more tokens than the other texts.
+        max_tokens += 20;
+    }
     let object = r#"{"type": "object", "properties": {"a": {"type": "string", "maxLength": 6},
         "b": {"enum": [1, true, null, "x"]}, "c": {"type": "integer"}}, "required": ["a", "b"],
         "additionalProperties": false}"#;
     let choices = ["red", "green", "blue", "reddish"].map(str::to_owned).to_vec();
     let kind = match request % 5 {
         0 => regex("[a-z]{3,9}(,[a-z]{2,9}){2,5}"),
-        1 => schema(object),
+        1 => {
+            let mut launch = constrained(request, prompt, max_tokens, schema(object));
+            let constraint = launch.spec.as_mut().and_then(|spec| spec.constraint.as_mut());
+            constraint.expect("it is there").set_whitespace(v1::constraint::Whitespace::Compact);
+            return launch;
+        }
         2 => Kind::Choice(v1::Choices { texts: choices }),
         3 => Kind::Lark("start: \"<\" /[0-9]{1,20}/ \">\" start?".to_owned()),
         _ => return launch(request, prompt, max_tokens),
