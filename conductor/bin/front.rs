@@ -58,9 +58,9 @@ pub fn read_text(
     settings: &ConductorSettings,
     checkpoint: &Arc<Checkpoint>,
 ) -> impl Future<Output = Result<Option<CheckedText>, Error>> + use<> {
-    let (checkpoint, skip) = (checkpoint.clone(), settings.router.skip_tokenizer_init);
+    let (checkpoint, router) = (checkpoint.clone(), settings.router.clone());
     let reading = (!settings.membership.no_router)
-        .then(|| tokio::task::spawn_blocking(move || tutti_router::check_checkpoint(&checkpoint, skip)));
+        .then(|| tokio::task::spawn_blocking(move || tutti_router::check_checkpoint(&checkpoint, &router)));
     async {
         let Some(reading) = reading else { return Ok(None) };
         reading.await.map_err(|e| Error::internal(format!("reading the tokenizer failed: {e}")))?.map(Some)

@@ -46,7 +46,7 @@ use self::{
 };
 use crate::{
     conductor_channel::ConductorChannel,
-    served::{CheckedText, ServedModel},
+    served::{CheckedText, ServedModel, TextSettings},
 };
 
 /// All conductors of one router.
@@ -141,14 +141,14 @@ impl Fleet {
     pub fn new(
         conductors: Conductors,
         settings: FleetSettings,
-        skip_tokenizer_init: bool,
+        text_settings: TextSettings,
         text: Option<CheckedText>,
         metrics: &Metrics,
     ) -> Arc<Self> {
         let index = PrefixIndex::new(settings.prefix_index_bytes, settings.prefix_index_age());
         let fleet = Self {
             settings,
-            texts: Texts::new(skip_tokenizer_init, text),
+            texts: Texts::new(text_settings, text),
             discover: conductors.discover,
             access: conductors.access,
             roster: RwLock::default(),

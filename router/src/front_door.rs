@@ -22,7 +22,7 @@ use crate::{
     keys::ApiKeys,
     metrics::RouterMetrics,
     readers::Readers,
-    served::CheckedText,
+    served::{CheckedText, TextSettings},
     uploads::{Pace, Uploads},
 };
 
@@ -104,7 +104,9 @@ impl FrontDoor {
         let config = live.get();
         config.validate()?;
         settings.validate()?;
-        let fleet = Fleet::new(conductors, settings, config.skip_tokenizer_init, text, metrics);
+        let text_settings = TextSettings::of(&config);
+        text_settings.check()?;
+        let fleet = Fleet::new(conductors, settings, text_settings, text, metrics);
         let readers = Readers::new(&config, registry);
         let metrics = RouterMetrics::register(registry);
         let paced = live.clone();

@@ -16,9 +16,12 @@ use tutti_runtime::{Error, ErrorKind};
 use crate::{
     generation,
     http::fuzzing::Route,
-    served::{ServedModel, ServedText, TextFiles},
+    served::{ServedModel, ServedText, TextFiles, TextSettings},
     test_support,
-    text::template::ChatTemplate,
+    text::{
+        dialect::{ModelDialect, ParserNames},
+        template::ChatTemplate,
+    },
 };
 
 pub use self::{
@@ -37,7 +40,8 @@ const MAX_ERROR_BYTES: usize = 3072;
 
 const TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'forbidden' %}{{ raise_exception('no such role') }}\
     {% endif %}<|role|>{{ m.role }}:{{ m.content }}{{ eos_token }}{% endfor %}{% if enable_thinking %}<t>{% endif %}\
-    {% if add_generation_prompt %}<|role|>assistant:{% endif %}";
+    {% if add_generation_prompt %}<|role|>assistant:{% endif %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}\
+    {# <tool_call> arguments </think> #}";
 
 /// The description of a model that takes text and audio.
 pub fn model() -> pb::ModelDescription {
@@ -79,10 +83,13 @@ fn served() -> &'static ServedModel {
     static SERVED: LazyLock<ServedModel> = LazyLock::new(|| {
         let config = br#"{"eos_token": "<|end|>"}"#;
         let template = ChatTemplate::read(Some(config), Some(TEMPLATE.as_bytes())).expect("a template");
+        let tokenizer = test_support::tokenizer();
+        let dialect = ModelDialect::choose(&ParserNames::default(), template.as_ref(), &tokenizer);
         let text = ServedText {
-            tokenizer: Some(test_support::tokenizer()),
+            tokenizer: Some(tokenizer),
             template: template.map(|template| Ok(Arc::new(template))),
             defaults: Sampling::default(),
+            dialect: dialect.expect("the names are known"),
         };
         ServedModel { description: model(), text: Arc::new(text) }
     });
@@ -145,7 +152,7 @@ pub fn files(data: &[u8]) {
         crate::keys::read_lines(text);
     }
     let files = TextFiles { generation_config: Some(data.to_vec()), ..TextFiles::default() };
-    if let Ok(text) = ServedText::read(&files, true) {
+    if let Ok(text) = ServedText::read(&files, &TextSettings { skip_tokenizer_init: true, ..TextSettings::default() }) {
         // Accepted defaults must be valid for a request without parameters.
         let params = SamplingParams::complete(&Sampling::default(), &text.defaults, || 0);
         assert!(params.check(0).is_ok());
@@ -155,5 +162,5 @@ pub fn files(data: &[u8]) {
         tokenizer_config: Some(data.to_vec()),
         ..TextFiles::default()
     };
-    let _ = ServedText::read(&tokenizer_config, false);
+    let _ = ServedText::read(&tokenizer_config, &TextSettings::default());
 }

@@ -8,11 +8,13 @@ mod choice;
 mod conversation;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+mod finish;
 mod generator;
 mod media;
 mod permits;
 mod prompt_logprobs;
 mod prompts;
+mod reading;
 pub mod request;
 mod shared_logprobs;
 mod stream;
@@ -20,9 +22,11 @@ pub mod validate;
 
 pub use admission::Admission;
 pub use arrival::Arrival;
-pub use choice::{Delta, Finish, OutputToken, Reason};
+pub use choice::{Delta, OutputToken};
 pub use conversation::{Conversation, Placeholders};
+pub use finish::{CallCounts, Finish, Reason};
 pub use generator::Generator;
 pub use prompts::{EncodedPrompt, Length, to_tokens};
+pub use reading::{Reading, Tool, ToolChoice};
 pub use request::{GenerationRequest, Media, Output, Prompt, Stopping};
 pub use stream::{Generation, GenerationInfo, Usage};

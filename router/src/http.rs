@@ -11,15 +11,19 @@ mod error;
 mod fields;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+mod history;
 mod logprobs;
 mod messages;
 mod models;
 mod origin;
 mod parameters;
+mod reasoning;
+mod said;
 #[cfg(test)]
 mod reference;
 mod sse;
 mod tokenize;
+mod tools;
 mod usage;
 
 use std::{

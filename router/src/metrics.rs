@@ -32,7 +32,7 @@ use self::{
 };
 use crate::{
     access::{GenerationEnd, RequestRecord},
-    generation::{GenerationRequest, Prompt, Reason, Usage},
+    generation::{CallCounts, Finish, GenerationRequest, Prompt, Usage},
     served::ServedModel,
 };
 
@@ -95,6 +95,11 @@ struct ReasonLabel {
     reason: &'static str,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct DeclaredLabel {
+    declared: &'static str,
+}
+
 declare_metrics! {
     #[derive(Clone)]
     struct OwnMetrics {
@@ -103,7 +108,9 @@ declare_metrics! {
         in_flight: Gauge, "requests_in_flight", "Generations now running";
         outcomes: Family<OutcomeLabel, Counter>, "generations", "Generations ended, by outcome";
         choices: Family<ReasonLabel, Counter>, "choices_finished",
-            "Choices that have finished, by the reason that clients see: stop, length";
+            "Choices that have finished, by the reason that clients see: stop, length, tool_calls";
+        tool_calls: Family<DeclaredLabel, Counter>, "tool_calls",
+            "Tool calls of choices that have finished, by whether the request declares the tool: yes, no";
         refusals: Family<ReasonLabel, Counter>, "generations_refused",
             "Generations refused by the router or by a conductor, by reason";
         first_token: LatencyHistogram = LatencyHistogram::new(&LATENCY_BOUNDS), "time_to_first_token_seconds",
@@ -114,6 +121,14 @@ declare_metrics! {
             "Seconds from a generation's arrival to its end, for every outcome";
         prompt_tokens: Counter, "prompt_tokens", "Prompt tokens of accepted requests";
         generated_tokens: Counter, "generated_tokens", "Tokens received from conductors";
+    }
+}
+
+impl OwnMetrics {
+    fn count_calls(&self, calls: CallCounts) {
+        for (declared, calls) in [("yes", calls.all - calls.undeclared), ("no", calls.undeclared)] {
+            self.tool_calls.get_or_create(&DeclaredLabel { declared }).inc_by(calls.into());
+        }
     }
 }
 
@@ -132,9 +147,10 @@ impl RouterMetrics {
         for outcome in Outcome::ALL {
             own.outcomes.get_or_create(&OutcomeLabel { outcome: outcome.name() }).inc_by(0);
         }
-        for reason in Reason::WORDS {
+        for reason in Finish::WORDS {
             own.choices.get_or_create(&ReasonLabel { reason }).inc_by(0);
         }
+        own.count_calls(CallCounts::default());
         for reason in ErrorKind::labels() {
             own.refusals.get_or_create(&ReasonLabel { reason }).inc_by(0);
         }
@@ -249,8 +265,9 @@ impl RequestMeter {
     }
 
     /// Records that a choice has ended. `reason` is the word of OpenAI's `finish_reason`.
-    pub fn choice_ended(&mut self, reason: &'static str) {
+    pub fn choice_ended(&mut self, reason: &'static str, calls: CallCounts) {
         self.metrics.own.choices.get_or_create(&ReasonLabel { reason }).inc();
+        self.metrics.own.count_calls(calls);
         self.span.choice_ended(reason);
     }
 

@@ -8,6 +8,7 @@ use std::{
 
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+use tutti_formats::Format;
 use tutti_proto::{
     cluster::v1::{CheckpointFile, MediaKind, ModelDescription},
     declaration::MediaInput,
@@ -15,10 +16,12 @@ use tutti_proto::{
     v1::Sampling,
 };
 use tutti_runtime::{Error, ErrorKind, checkpoint::Checkpoint};
+use tutti_settings::RouterSettings;
 
 use crate::{
     fleet::Member,
     text::{
+        dialect::{ModelDialect, ParserNames},
         template::{ChatTemplate, files::TokenizerFiles},
         tokenizer::Tokenizer,
     },
@@ -41,6 +44,29 @@ pub struct ServedText {
     pub template: Option<Result<Arc<ChatTemplate>, Error>>,
     /// Sampling defaults from generation_config.json.
     pub defaults: Sampling,
+    /// The forms of tool calls and reasoning.
+    pub dialect: ModelDialect,
+}
+
+/// The settings by which a checkpoint's text files are read.
+#[derive(Clone, Debug, Default)]
+pub struct TextSettings {
+    /// True if only token ids are served.
+    pub skip_tokenizer_init: bool,
+    /// The parsers of answers.
+    pub parsers: ParserNames,
+}
+
+impl TextSettings {
+    /// The settings of a router.
+    pub fn of(settings: &RouterSettings) -> Self {
+        Self { skip_tokenizer_init: settings.skip_tokenizer_init, parsers: ParserNames::of(settings) }
+    }
+
+    /// Refuses names of parsers that there are not.
+    pub fn check(&self) -> Result<(), Error> {
+        self.parsers.check()
+    }
 }
 
 /// Reads the default sampling parameters from generation_config.json. Transformers load values out of range, so they do
@@ -119,14 +145,14 @@ pub struct CheckedText {
 /// Reads a checkpoint's text files before the front door starts. A missing or broken file is therefore an error at
 /// startup, and the files are already parsed when the first worker becomes ready. A missing tokenizer is an error
 /// unless `skip_tokenizer_init` is set.
-pub fn check_checkpoint(checkpoint: &Checkpoint, skip_tokenizer_init: bool) -> Result<CheckedText, Error> {
-    CheckedText::read(&TextFiles::of(checkpoint)?, skip_tokenizer_init)
+pub fn check_checkpoint(checkpoint: &Checkpoint, settings: &RouterSettings) -> Result<CheckedText, Error> {
+    CheckedText::read(&TextFiles::of(checkpoint)?, &TextSettings::of(settings))
 }
 
 impl CheckedText {
     /// Parses the files. Slow: call it on a thread that may block.
-    pub(crate) fn read(files: &TextFiles, skip_tokenizer_init: bool) -> Result<Self, Error> {
-        let text = Arc::new(ServedText::read(files, skip_tokenizer_init)?);
+    pub(crate) fn read(files: &TextFiles, settings: &TextSettings) -> Result<Self, Error> {
+        let text = Arc::new(ServedText::read(files, settings)?);
         Ok(Self { digest: files.digest(), text })
     }
 }
@@ -152,12 +178,12 @@ impl TextFiles {
     }
 
     /// Fetches the text files from a conductor; with `skip_tokenizer_init`, generation_config.json only.
-    pub async fn fetch(conductor: &Member, skip_tokenizer_init: bool) -> Result<Self, Error> {
+    pub async fn fetch(conductor: &Member, settings: &TextSettings) -> Result<Self, Error> {
         let mut files = Self {
             generation_config: fetch(conductor, CheckpointFile::GenerationConfig).await?,
             ..Self::default()
         };
-        if !skip_tokenizer_init {
+        if !settings.skip_tokenizer_init {
             files.tokenizer = fetch(conductor, CheckpointFile::Tokenizer).await?;
             files.tokenizer_config = fetch(conductor, CheckpointFile::TokenizerConfig).await?;
             files.special_tokens_map = fetch(conductor, CheckpointFile::SpecialTokensMap).await?;
@@ -184,7 +210,7 @@ async fn fetch(conductor: &Member, file: CheckpointFile) -> Result<Option<Vec<u8
 
 impl ServedText {
     /// Parses the tokenizer, the chat template and the sampling defaults.
-    pub fn read(files: &TextFiles, skip_tokenizer_init: bool) -> Result<Self, Error> {
+    pub fn read(files: &TextFiles, settings: &TextSettings) -> Result<Self, Error> {
         let defaults = match &files.generation_config {
             Some(bytes) => {
                 sampling_defaults(bytes, &mut |problem| tracing::warn!("generation_config.json: {problem}"))
@@ -192,8 +218,8 @@ impl ServedText {
             }
             None => Sampling::default(),
         };
-        if skip_tokenizer_init {
-            return Ok(Self { tokenizer: None, template: None, defaults });
+        if settings.skip_tokenizer_init {
+            return Ok(Self { tokenizer: None, template: None, defaults, dialect: ModelDialect::default() });
         }
         let Some(json) = &files.tokenizer else {
             let message =
@@ -206,10 +232,14 @@ impl ServedText {
         if let Err(error) = &template {
             tracing::warn!(%error, "chats are refused: the checkpoint's chat template cannot be used");
         }
+        let tokenizer = Tokenizer::of(json, &config)?;
+        let usable = template.as_ref().ok().and_then(Option::as_ref);
+        let dialect = ModelDialect::choose(&settings.parsers, usable, &tokenizer)?;
         Ok(Self {
-            tokenizer: Some(Arc::new(Tokenizer::of(json, &config)?)),
+            tokenizer: Some(Arc::new(tokenizer)),
             template: template.transpose().map(|template| template.map(Arc::new)),
             defaults,
+            dialect,
         })
     }
 
@@ -220,7 +250,11 @@ impl ServedText {
             Some(Err(error)) => {
                 Err(Error::invalid("messages", format!("cannot be used: {}", error.message())))
             }
-            None => Err(Error::invalid("messages", "cannot be used: the checkpoint has no chat template")),
+            None => {
+                let family = Format::without_template(self.dialect.vocabulary());
+                let reason = family.unwrap_or("the checkpoint has no chat template");
+                Err(Error::invalid("messages", format!("cannot be used: {reason}")))
+            }
         }
     }
 }

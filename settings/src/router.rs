@@ -13,6 +13,12 @@ settings! {
         "Model" => {
             /// Serve token ids only, without the checkpoint's tokenizer and chat template
             skip_tokenizer_init: bool = false, also a flag;
+            /// Format in which the model writes tool calls: a name from docs/tools.md, or auto, the one whose markers
+            /// the chat template has
+            tool_parser: String = "auto".into(), unit "NAME", also a flag;
+            /// Markers between which the model reasons: a name from docs/tools.md, none, or auto, those that the chat
+            /// template has
+            reasoning_parser: String = "auto".into(), unit "NAME", also a flag;
         }
         "Router" => {
             /// Size of the largest HTTP body or gRPC message. A larger one is refused before it is read.

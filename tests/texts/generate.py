@@ -67,7 +67,7 @@ SPECIAL = re.compile(
 
 
 def conversations():
-    """Ten kinds of conversations, and their options."""
+    """Thirteen kinds of conversations without tools, and their options."""
     user, assistant = lambda text: {"role": "user", "content": text}, lambda text: {"role": "assistant", "content": text}
     system = {"role": "system", "content": "You are terse."}
     parts = [{"type": "text", "text": "First part."}, {"type": "text", "text": "second\nline"}]
@@ -87,6 +87,40 @@ def conversations():
         ([user("Hello"), assistant("The answer is ")], {"continue_final_message": True}),
         ([user("Hello"), assistant("")], {"continue_final_message": True}),
         ([user("Hello"), assistant("s")], {"continue_final_message": True}),
+    ]
+
+
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "description": "The weather of a \"city\" – <b>now</b>", "parameters": {
+        "type": "object", "required": ["city"], "properties": {
+            "city": {"type": "string", "description": "Its name"}, "days": {"type": "integer", "enum": [1, 2]},
+            "more": {"type": "object", "properties": {"é": {"type": "array", "items": {"type": "number"}}}}}}}},
+    {"type": "function", "function": {"name": "now", "description": "The time", "parameters": {"type": "object", "properties": {}}}},
+]
+
+
+def tool_conversations():
+    """Conversations with tools and reasoning, and their options."""
+    user = {"role": "user", "content": "How is the weather?"}
+    call = lambda number, name, arguments: {
+        "id": f"call1234{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
+    calls = lambda content, *calls: {"role": "assistant", "content": content, "tool_calls": list(calls)}
+    result = lambda number, text: {"role": "tool", "tool_call_id": f"call1234{number}", "content": text}
+    one = calls("", call(0, "weather", {"city": "Zürich \"x\"", "days": 2, "more": {"é": [1, 2.5, None, True]}}))
+    two = calls("I look.", call(1, "now", {}), call(2, "weather", {"city": "Bern"}))
+    thought = {"role": "assistant", "content": "Fine.", "reasoning_content": "Hm."}
+    thoughtful = one | {"reasoning_content": "Which city?"}
+    tools = {"tools": TOOLS}
+    return [
+        ([user], tools),
+        ([{"role": "system", "content": "You are terse."}, user], tools),
+        ([user, one, result(0, '{"sun": true}')], tools),
+        ([user, one, result(0, "sunny"), {"role": "assistant", "content": "Sunny."}, user], tools),
+        ([user, two, result(1, "noon"), result(2, "rain")], tools),
+        ([user, one, result(0, "sunny")], {}),
+        ([user, thought, user], {}),
+        ([user, thoughtful, result(0, "sunny")], tools),
+        ([user], tools | {"chat_template_kwargs": {"enable_thinking": False}}),
     ]
 
 
@@ -155,6 +189,14 @@ def render(tokenizer, messages, options):
 def expect(tokenizer, template, messages, options):
     """One case. Content and roles are first written as vLLM and SGLang write them for the template."""
     given = copy.deepcopy(messages)
+    for message in given:
+        for call in message.get("tool_calls", []):
+            # Clients send arguments as text, and servers parse it for the template.
+            call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+    for message in messages:
+        if reasoning := message.get("reasoning_content"):
+            # Servers give reasoning to the template under the names that templates have for it.
+            message |= {"reasoning": reasoning} | ({} if message["content"] else {"thinking": reasoning})
     if not re.search("""['"]developer['"]""", template):
         for message in messages:
             message["role"] = "system" if message["role"] == "developer" else message["role"]
@@ -175,11 +217,19 @@ def expect(tokenizer, template, messages, options):
     def in_parts(message):
         return message | {"content": [{"type": "text", "text": text} for text in strings(message)]}
 
+    def with_text(message):
+        calls = [call | {"function": call["function"] | {"arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False)}}
+                 for call in message.get("tool_calls", [])]
+        return message | ({"tool_calls": calls} if calls else {})
+
     tries = [messages, [joined(m) for m in messages], [in_parts(m) for m in messages]]
+    # Templates that join arguments to texts refuse objects.
+    if any("tool_calls" in message for message in messages):
+        tries += [[with_text(m) for m in tried] for tried in tries]
     found = [render(tokenizer, copy.deepcopy(tried), options) for tried in tries]
     best = next((one for one in found if shows(one)), None)
     shown = best is not None
-    best = best or found[0]
+    best = best or found[0] or (found[3] if len(found) > 3 else None)
     case = {"messages": given, "options": options, "shown": shown}
     return case | ({"text": best[0], "ids": best[1]} if best else {})
 
@@ -187,7 +237,8 @@ def expect(tokenizer, template, messages, options):
 def describe(folder, source, kind, template, markers=()):
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     rng = random.Random(SEED)
-    cases = [expect(tokenizer, template, messages, options) for messages, options in conversations()]
+    plain_and_tools = conversations() + copy.deepcopy(tool_conversations())
+    cases = [expect(tokenizer, template, messages, options) for messages, options in plain_and_tools]
     for _ in range(20):
         last = {"role": "assistant", "content": random_text(rng, ["</think>", "assistant", "</", "user"])}
         messages = [{"role": "user", "content": "Hello"}, last]

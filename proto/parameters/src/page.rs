@@ -139,6 +139,7 @@ fn range(kind: Kind) -> String {
         Kind::Object => "an object".into(),
         Kind::Prompt => "a text, a list of token ids, or a list of either".into(),
         Kind::Content => "a text or a list of parts".into(),
+        Kind::TextOrObject => "a text or an object".into(),
         Kind::Boolean | Kind::Text | Kind::TokenIds(None) | Kind::Objects | Kind::Any => String::new(),
     }
 }

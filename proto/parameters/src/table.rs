@@ -84,6 +84,8 @@ pub enum Kind {
     Prompt,
     /// A text or a list of objects.
     Content,
+    /// A text or an object.
+    TextOrObject,
     /// Any type, because the value is not read.
     Any,
 }
@@ -223,7 +225,7 @@ impl Parameter {
 }
 
 const NO_GRAMMAR: &str = "the output is free text; constrained decoding is not available";
-const NO_TOOLS: &str = "tools are not available";
+const OLD_TOOLS: &str = "it is the older form of tools; use `tools`";
 const BEAMS: &str = "it belongs to beam search";
 /// Values by which clients ask for nothing.
 const NOTHING: &[&str] = &["[]", "{}", "\"\""];
@@ -359,9 +361,16 @@ static REST: &[Parameter] = &[
          it](topologies.md#encoders); an assistant's may be null",
     ),
     parameter("name", &[Message], Kind::Text),
-    refused("tool_calls", &[Message], NO_TOOLS, NOTHING),
-    refused("tool_call_id", &[Message], NO_TOOLS, NOTHING),
-    refused("function_call", &[Message], NO_TOOLS, NOTHING),
+    parameter("tool_calls", &[Message], Kind::Objects).note(
+        "an assistant's; `arguments` are an object or its JSON, and the template gets an object; empty ones are `{}`, and \
+         text that is no JSON, as a call that was cut has it, becomes the member `arguments`",
+    ),
+    parameter("tool_call_id", &[Message], Kind::Text)
+        .note("a tool's; the id of a call in an earlier message, in any form"),
+    parameter("reasoning_content", &[Message], Kind::Text)
+        .note("an assistant's; the template decides what it shows of earlier reasoning"),
+    parameter("reasoning", &[Message], Kind::Text).note("another name of `reasoning_content`"),
+    refused("function_call", &[Message], OLD_TOOLS, NOTHING),
     refused(
         "audio",
         &[Message],
@@ -388,32 +397,43 @@ static REST: &[Parameter] = &[
     flag("add_special_tokens", &[Chat], false)
         .note("tokens that the tokenizer puts around a text; templates write them"),
     refused("chat_template", &[Chat], "the checkpoint's own template is used", &[]),
-    refused("tools", &[Chat], NO_TOOLS, NOTHING),
-    refused("functions", &[Chat], NO_TOOLS, NOTHING),
+    parameter("tools", &[Chat], Kind::Objects)
+        .note("up to 128 [functions](tools.md); refused if the model's format of calls is not known"),
+    parameter("tool_choice", &[Chat], Kind::TextOrObject).absent(Absent::Means("`auto`")).note(
+        "`none`, `auto`, `required` or a function; the last two are [enforced](tools.md#are-calls-enforced)",
+    ),
+    flag("parallel_tool_calls", &[Chat], true).note("false: an answer ends with its first call"),
+    refused("functions", &[Chat], OLD_TOOLS, NOTHING),
     refused("documents", &[Chat], "templates get no documents; put them into messages", NOTHING),
     refused("echo", &[Chat], "a chat's prompt is the template's text; use /v1/completions", &["false"]),
     refused("best_of", &[Chat], "all choices are returned, none is picked", &["1"]),
     refused("suffix", &[Chat], "the model continues prompts and does not fill gaps", &["\"\""]),
     refused("mm_processor_kwargs", &[Chat], "media are processed in one way", NOTHING),
-    refused("tool_choice", &[Chat], NO_TOOLS, &["\"none\"", "\"auto\""]),
-    refused("function_call", &[Chat], NO_TOOLS, &["\"none\"", "\"auto\""]),
+    refused("function_call", &[Chat], OLD_TOOLS, &["\"none\"", "\"auto\""]),
     refused("response_format", &[Chat], NO_GRAMMAR, &["{\"type\":\"text\"}", "{}"]),
     refused("modalities", &[Chat], "the output is text", &["[\"text\"]", "[]"]),
     refused("audio", &[Chat], "the output is text", &[]),
-    refused(
-        "reasoning_effort",
-        &[Chat],
-        "how a model reasons is set in its chat template, by chat_template_kwargs",
-        &[],
-    ),
+    parameter("enable_thinking", &[Chat], Kind::Boolean)
+        .absent(Absent::Means("the template's default"))
+        .note("turns [reasoning](tools.md#how-is-reasoning-turned-on-and-off) on or off, if the template can"),
+    parameter("thinking", &[Chat], Kind::Boolean)
+        .absent(Absent::Means("the template's default"))
+        .note("another name of `enable_thinking`; also `{\"type\": \"enabled\"}` or `\"disabled\"`"),
+    parameter("reasoning_effort", &[Chat], Kind::Text)
+        .absent(Absent::Means("the template's default"))
+        .note("for templates that know it; `none` turns reasoning off in others"),
+    flag("include_reasoning", &[Chat], true).note("false leaves reasoning out of the answer"),
+    parameter("thinking_token_budget", &[Chat], Kind::Integer(Integers::UNSIGNED))
+        .absent(Absent::Means("no limit"))
+        .note("tokens inside the block of reasoning; after them, nothing but its end is sampled"),
     refused("verbosity", &[Chat], "the model has no such setting", &["\"medium\""]),
     refused("web_search_options", &[Chat], "the server reaches no other", &[]),
     refused("prompt_logprobs", &[Chat], "the prompt is the template's text; use /v1/completions", &[]),
     ignored("prediction", &[Chat], "a hint for speed"),
-    ignored("parallel_tool_calls", &[Chat], "a setting of tools"),
     // Parameters of `/tokenize` and `/detokenize`.
     parameter("prompt", &[Tokenize], Kind::Text).note("one of `prompt` and `messages` is required"),
     parameter("messages", &[Tokenize], Kind::Objects).note("text only"),
+    parameter("tools", &[Tokenize], Kind::Objects).note("only with `messages`"),
     flag("return_token_strs", &[Tokenize], false),
     flag("add_special_tokens", &[Tokenize], true)
         .absent(Absent::Means("true for `prompt`, false for `messages`")),

@@ -4,7 +4,7 @@ mod json;
 mod tagged;
 
 pub(crate) use self::{
-    json::{ObjectRules, arguments, object},
+    json::{ObjectRules, arguments, json_call, object},
     tagged::{Attributes, Tags, tagged_call},
 };
 use crate::cursor::Break;

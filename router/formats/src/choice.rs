@@ -3,10 +3,12 @@
 use std::{fmt, str::FromStr};
 
 use crate::{
+    cursor::Vocabulary,
     format::{
-        CallFormat, DeepSeek, Dsml, Glm, Harmony, Hermes, Kimi, Llama, MiniMax, Mistral, NoCalls, Pythonic,
-        Qwen,
+        CallFormat, DeepSeek, Dsml, Glm, Harmony, Hermes, Kimi, Llama, MiniMax, Mistral, NoCalls, Pythonic, Qwen,
+        Trigger, dsml,
     },
+    grammar::Grammar,
     ids::IdStyle,
     parser::{Making, Reading},
     turn::{Calls, Turn},
@@ -24,7 +26,23 @@ struct Declaration {
     /// Alternatives; each is a list of texts that a chat template of the format has.
     signs: &'static [&'static [&'static str]],
     ids: IdStyle,
+    /// True if a part of the format is reasoning.
+    marks_reasoning: bool,
+    /// Set if models of the format come without a chat template.
+    without_template: Option<WithoutTemplate>,
     read: fn(Making<'_, '_>) -> Reading,
+    /// Markers that begin calls in text.
+    triggers: &'static [Trigger],
+    /// Writes the rules of calls.
+    grammar: fn(&mut Grammar<'_>),
+}
+
+/// A family whose checkpoints have no chat template.
+pub(crate) struct WithoutTemplate {
+    /// Part of a token's text by which the family's tokenizer is known.
+    pub token_part: &'static str,
+    /// The reason, for errors.
+    pub reason: &'static str,
 }
 
 /// All formats. A template is of the first format whose signs it has: the particular ones stand before the general.
@@ -34,77 +52,121 @@ static FORMATS: [Declaration; 11] = [
         aliases: &["openai", "gpt_oss"],
         signs: &[&["<|channel|>"]],
         ids: IdStyle::OpenAi,
+        marks_reasoning: true,
+        without_template: None,
         read: read_harmony,
+        triggers: &[],
+        grammar: Harmony::grammar,
     },
     Declaration {
         name: "dsml",
         aliases: &["deepseek_v32", "deepseek_v4"],
         signs: &[&["｜DSML｜"]],
         ids: IdStyle::OpenAi,
+        marks_reasoning: false,
+        without_template: Some(dsml::WITHOUT_TEMPLATE),
         read: read_turn::<Dsml>,
+        triggers: Dsml::TRIGGERS,
+        grammar: Dsml::grammar,
     },
     Declaration {
         name: "deepseek",
         aliases: &["deepseek_v3", "deepseek_v31"],
         signs: &[&["<｜tool▁sep｜>"]],
         ids: IdStyle::OpenAi,
+        marks_reasoning: false,
+        without_template: None,
         read: read_turn::<DeepSeek>,
+        triggers: DeepSeek::TRIGGERS,
+        grammar: DeepSeek::grammar,
     },
     Declaration {
         name: "kimi",
         aliases: &["kimi_k2"],
         signs: &[&["<|tool_call_argument_begin|>"], &["<|tool_call_begin|>", "functions."]],
         ids: IdStyle::Kimi,
+        marks_reasoning: false,
+        without_template: None,
         read: read_turn::<Kimi>,
+        triggers: Kimi::TRIGGERS,
+        grammar: Kimi::grammar,
     },
     Declaration {
         name: "minimax",
         aliases: &["minimax_m2"],
         signs: &[&["<minimax:tool_call>"]],
         ids: IdStyle::OpenAi,
+        marks_reasoning: false,
+        without_template: None,
         read: read_turn::<MiniMax>,
+        triggers: MiniMax::TRIGGERS,
+        grammar: MiniMax::grammar,
     },
     Declaration {
         name: "glm",
         aliases: &["glm45", "glm47"],
         signs: &[&["<arg_key>"]],
         ids: IdStyle::OpenAi,
+        marks_reasoning: false,
+        without_template: None,
         read: read_turn::<Glm>,
+        triggers: Glm::TRIGGERS,
+        grammar: Glm::grammar,
     },
     Declaration {
         name: "qwen_xml",
         aliases: &["qwen3_coder", "qwen3_xml"],
         signs: &[&["<tool_call>", "<function="]],
         ids: IdStyle::OpenAi,
+        marks_reasoning: false,
+        without_template: None,
         read: read_turn::<Qwen>,
+        triggers: Qwen::TRIGGERS,
+        grammar: Qwen::grammar,
     },
     Declaration {
         name: "hermes",
         aliases: &["qwen"],
         signs: &[&["<tool_call>", "arguments"]],
         ids: IdStyle::OpenAi,
+        marks_reasoning: false,
+        without_template: None,
         read: read_turn::<Hermes>,
+        triggers: Hermes::TRIGGERS,
+        grammar: Hermes::grammar,
     },
     Declaration {
         name: "mistral",
         aliases: &[],
         signs: &[&["[TOOL_CALLS]"]],
         ids: IdStyle::Mistral,
+        marks_reasoning: false,
+        without_template: None,
         read: read_turn::<Mistral>,
+        triggers: Mistral::TRIGGERS,
+        grammar: Mistral::grammar,
     },
     Declaration {
         name: "pythonic",
         aliases: &["llama4_pythonic"],
         signs: &[&["<|python_start|>"], &["func_name1("]],
         ids: IdStyle::OpenAi,
+        marks_reasoning: false,
+        without_template: None,
         read: read_turn::<Pythonic>,
+        triggers: Pythonic::TRIGGERS,
+        grammar: Pythonic::grammar,
     },
     Declaration {
         name: "llama3_json",
         aliases: &["llama4_json"],
         signs: &[&["<|python_tag|>"], &["\"parameters\"", "ipython"]],
         ids: IdStyle::OpenAi,
+        marks_reasoning: false,
+        without_template: None,
         read: read_turn::<Llama>,
+        triggers: Llama::TRIGGERS,
+        grammar: Llama::grammar,
     },
 ];
 
@@ -161,9 +223,32 @@ impl Format {
         self.0.ids
     }
 
+    /// True if the format itself marks reasoning, so that no kind of [`Reasoning`](crate::Reasoning) is needed.
+    pub fn marks_reasoning(self) -> bool {
+        self.0.marks_reasoning
+    }
+
+    /// The reason why a model whose tokenizer has these tokens has no chat template, if its family ships none.
+    pub fn without_template(vocabulary: &Vocabulary) -> Option<&'static str> {
+        let mut families = FORMATS.iter().filter_map(|format| format.without_template.as_ref());
+        families.find(|family| vocabulary.has_part(family.token_part)).map(|family| family.reason)
+    }
+
     /// Makes the reader of a format, or the one without calls.
     pub(crate) fn read(format: Option<Self>, making: Making<'_, '_>) -> Reading {
         format.map_or(read_turn::<NoCalls> as fn(Making<'_, '_>) -> Reading, |format| format.0.read)(making)
+    }
+
+    /// True if a token begins the calls of the grammar, so that they can be told from text.
+    pub(crate) fn begins_calls_by_tokens(self, vocabulary: &Vocabulary) -> bool {
+        let is_marker = |trigger: &Trigger| matches!(trigger, Trigger::Marker(_));
+        let first = self.0.triggers.first().filter(|_| self.0.triggers.iter().all(is_marker));
+        matches!(first, Some(Trigger::Marker(text)) if vocabulary.id(text).is_some())
+    }
+
+    /// Writes the rules of calls.
+    pub(crate) fn write_grammar(self, grammar: &mut Grammar<'_>) {
+        (self.0.grammar)(grammar);
     }
 
     /// The names of all formats, for messages.

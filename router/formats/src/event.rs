@@ -29,7 +29,7 @@ pub enum Event {
 
 impl Event {
     /// Appends `next` to this event if both are text of the same kind. Returns it otherwise.
-    pub(crate) fn merge(&mut self, next: Event) -> Option<Event> {
+    pub fn merge(&mut self, next: Event) -> Option<Event> {
         match (self, next) {
             (Event::Reasoning(text), Event::Reasoning(more))
             | (Event::Content(text), Event::Content(more))
@@ -64,6 +64,17 @@ pub struct Call {
     pub arguments: String,
     /// False if the output ended inside the call.
     pub ended: bool,
+}
+
+impl Event {
+    /// Number of bytes of the event's texts.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Reasoning(text) | Self::Content(text) | Self::Arguments { json_fragment: text, .. } => text.len(),
+            Self::CallBegin { id, name, .. } => id.len() + name.len(),
+            Self::CallEnd => 0,
+        }
+    }
 }
 
 impl Answer {

@@ -1,7 +1,7 @@
 //! The formats of calls, one family each.
 
 mod deepseek;
-mod dsml;
+pub(crate) mod dsml;
 mod glm;
 mod harmony;
 mod hermes;
@@ -20,6 +20,7 @@ pub(crate) use self::{
 };
 use crate::{
     cursor::{Break, Cursor, Lexicon},
+    grammar::Grammar,
     tools::Tools,
 };
 
@@ -40,6 +41,9 @@ pub(crate) trait CallFormat: Send + Sync {
     /// Makes the format's markers.
     fn new(lexicon: &mut Lexicon<'_>, tools: Arc<Tools>) -> Self;
 
+    /// Writes the rule `calls` of calls that this reader reads.
+    fn grammar(grammar: &mut Grammar<'_>);
+
     /// Reads a call, or a block of calls, behind the trigger of this position.
     fn read(&self, cursor: &Cursor, trigger: usize) -> impl Future<Output = Result<(), Break>> + Send;
 }
@@ -53,6 +57,8 @@ impl CallFormat for NoCalls {
     fn new(_: &mut Lexicon<'_>, _: Arc<Tools>) -> Self {
         Self
     }
+
+    fn grammar(_: &mut Grammar<'_>) {}
 
     async fn read(&self, _: &Cursor, _: usize) -> Result<(), Break> {
         Err(Break::Malformed)

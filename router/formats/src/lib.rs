@@ -32,6 +32,7 @@
 //! | `format` | one file per family: the calls, written down like a grammar |
 //! | `bodies` | what families share: JSON with a name in it, JSON behind a name, tagged parameters |
 //! | `output` | events; white space that belongs to the format |
+//! | `grammar` | the same calls as a grammar, for requests whose calls are enforced |
 //! | `choice` | the table of formats, with the signs by which a chat template shows its format |
 //!
 //! Readers are `async` functions without a runtime: [`Parser::push`] polls them once. A format so keeps its state in
@@ -68,6 +69,7 @@ mod choice;
 mod cursor;
 mod event;
 mod format;
+mod grammar;
 mod ids;
 mod json;
 mod limits;
@@ -81,6 +83,7 @@ pub use self::{
     choice::{Format, Refusal},
     cursor::Vocabulary,
     event::{Answer, Call, Event},
+    grammar::{ToolGrammar, Wanted},
     output::CallLimit,
     parser::{Dialect, Parser, Request},
     reasoning::{Block, Reasoning},

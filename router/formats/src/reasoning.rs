@@ -1,6 +1,6 @@
 //! Blocks of reasoning: their markers, and whether the prompt has opened one.
 
-use crate::choice::Refusal;
+use crate::{choice::Refusal, cursor::Vocabulary};
 
 /// The markers between which a family reasons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +48,11 @@ impl Reasoning {
     /// All names of settings.
     pub fn names() -> impl Iterator<Item = &'static str> {
         ["auto", "none"].into_iter().chain(KINDS.into_iter().map(|kind| kind.name))
+    }
+
+    /// The tokens that begin and end a block. `None` if a marker is no token.
+    pub fn tokens(&self, vocabulary: &Vocabulary) -> Option<(u32, u32)> {
+        Some((vocabulary.id(self.open)?, vocabulary.id(self.close)?))
     }
 
     /// The state behind a rendered prompt. Only its very end counts, because text of clients may have markers, too.

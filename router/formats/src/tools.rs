@@ -11,7 +11,7 @@ use serde_json::Value;
 pub(crate) use self::types::Types;
 
 /// The declared tools: the JSON Schema of the parameters by the tool's name.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tools {
     schemas: HashMap<String, Value>,
 }

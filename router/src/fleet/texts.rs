@@ -10,11 +10,11 @@ use parking_lot::Mutex;
 use tutti_runtime::Error;
 
 use super::member::Member;
-use crate::served::{CheckedText, ServedText, TextFiles};
+use crate::served::{CheckedText, ServedText, TextFiles, TextSettings};
 
 /// The texts that a router has parsed.
 pub struct Texts {
-    skip_tokenizer_init: bool,
+    settings: TextSettings,
     /// In an embedded router: the tokenizer and chat template that its conductor has already parsed, if known.
     own: Option<CheckedText>,
     ahead: Mutex<Option<Ahead>>,
@@ -48,8 +48,8 @@ impl Offer {
 
 impl Texts {
     /// Creates the state without any text. `own` is the text of an embedded router's conductor, if known.
-    pub fn new(skip_tokenizer_init: bool, own: Option<CheckedText>) -> Self {
-        Self { skip_tokenizer_init, own, ahead: Mutex::default() }
+    pub fn new(settings: TextSettings, own: Option<CheckedText>) -> Self {
+        Self { settings, own, ahead: Mutex::default() }
     }
 
     /// Returns the conductor's current offer of text. An embedded router returns its own text without a fetch.
@@ -57,7 +57,7 @@ impl Texts {
         if let Some(own) = &self.own {
             return Ok(Offer::Read(own.clone()));
         }
-        let files = TextFiles::fetch(member, self.skip_tokenizer_init).await?;
+        let files = TextFiles::fetch(member, &self.settings).await?;
         Ok(self.offer_of(files))
     }
 
@@ -75,7 +75,7 @@ impl Texts {
     pub async fn read(&self, offer: Offer) -> Result<Arc<ServedText>, Error> {
         let text = match offer {
             Offer::Read(checked) => checked.text,
-            Offer::Files(_, files) => read(files, self.skip_tokenizer_init).await?.text,
+            Offer::Files(_, files) => read(files, self.settings.clone()).await?.text,
         };
         // Text that was parsed ahead is no longer needed. It is dropped, because tokenizers are large.
         *self.ahead.lock() = None;
@@ -89,21 +89,21 @@ impl Texts {
             return;
         }
         // If the files cannot be fetched, the next call tries again.
-        if let Ok(files) = TextFiles::fetch(member, self.skip_tokenizer_init).await {
+        if let Ok(files) = TextFiles::fetch(member, &self.settings).await {
             self.keep_ahead(files).await;
         }
     }
 
     async fn keep_ahead(&self, files: TextFiles) {
         let digest = files.digest();
-        let text = read(files, self.skip_tokenizer_init).await.ok().map(|checked| checked.text);
+        let text = read(files, self.settings.clone()).await.ok().map(|checked| checked.text);
         *self.ahead.lock() = Some(Ahead { digest, text });
     }
 }
 
 /// Parses files on a thread that may block.
-async fn read(files: TextFiles, skip_tokenizer_init: bool) -> Result<CheckedText, Error> {
-    tokio::task::spawn_blocking(move || CheckedText::read(&files, skip_tokenizer_init))
+async fn read(files: TextFiles, settings: TextSettings) -> Result<CheckedText, Error> {
+    tokio::task::spawn_blocking(move || CheckedText::read(&files, &settings))
         .await
         .map_err(|e| Error::internal(format!("reading the tokenizer failed: {e}")))?
 }

@@ -23,7 +23,9 @@ pub fn chat_template(source: &[u8], variables: &[u8], messages: &[(&str, &str)],
     let given: Vec<Message> = messages.iter().map(|(role, content)| Message::new(*role, *content)).collect();
     let variables: Map<_, _> = serde_json::from_slice(variables).unwrap_or_default();
     let continue_final_message = flags & 2 != 0;
-    let options = RenderOptions { add_generation_prompt: flags & 4 != 0, continue_final_message, variables };
+    let add_generation_prompt = flags & 4 != 0;
+    let options =
+        RenderOptions { add_generation_prompt, continue_final_message, variables, ..RenderOptions::default() };
     let rendered = template.render(&given, &options, MAX_BYTES);
     if let Ok(text) = &rendered {
         assert!(text.len() <= MAX_BYTES, "{} bytes, over the limit of {MAX_BYTES}", text.len());

@@ -56,6 +56,8 @@ pub fn stop_strings(outputs: &Outputs) {
         min_tokens: 0,
         ending_tokens: [].into(),
         prompt_logprobs: None,
+        parser: None,
+        tools: Arc::default(),
     };
     let (text, tokens, reason) = stream(Choice::new(settings), ids, events);
     let stop = found.map(|index| stops[index].clone());

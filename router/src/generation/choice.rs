@@ -1,11 +1,17 @@
 //! One choice (one of the answers that a request asks for): turns the conductor's events into text and tokens.
 
+mod parsed;
+
 use std::{collections::VecDeque, sync::Arc};
 
+use tutti_formats::{Event, Parser, Tools};
 use tutti_proto::cluster::v1::{FinishReason, Finished, RequestEvent, SampledToken, TokenLogprob};
 use tutti_runtime::{Error, output_room::output_bytes};
 
-use super::prompt_logprobs::PromptLogprobs;
+use super::{
+    finish::{CallCounts, Finish, Reason},
+    prompt_logprobs::PromptLogprobs,
+};
 use crate::text::{
     detokenizer::Detokenizer,
     stop::{Progress, StopMatcher},
@@ -31,8 +37,10 @@ pub struct Delta {
     pub first: bool,
     /// Logprobs of all prompt tokens except the first. Set only in the choice's first delta, and only if requested.
     pub prompt_logprobs: Option<Arc<[TokenLogprob]>>,
-    /// New text, whole characters only.
+    /// New text, whole characters only. Empty if the answer is read into parts.
     pub text: String,
+    /// New parts of an answer that is read into reasoning, content and calls.
+    pub parts: Vec<Event>,
     /// New tokens.
     pub tokens: Vec<OutputToken>,
     /// Set in the last delta of each choice.
@@ -45,47 +53,31 @@ impl Delta {
         self.tokens.iter().map(|token| output_bytes(token.logprob.as_ref())).sum()
     }
 
+    /// The new parts of the answer. Without a parser, all text is content.
+    pub fn take_parts(&mut self) -> Vec<Event> {
+        if !self.text.is_empty() {
+            self.parts.push(Event::Content(std::mem::take(&mut self.text)));
+        }
+        std::mem::take(&mut self.parts)
+    }
+
+    /// Size of the new text in bytes.
+    pub fn text_bytes(&self) -> usize {
+        self.text.len() + self.parts.iter().map(Event::bytes).sum::<usize>()
+    }
+
+    /// Adds a part of the answer, to the last part if it is the same text.
+    pub fn add_part(&mut self, part: Event) {
+        let rest = match self.parts.last_mut() {
+            Some(last) => last.merge(part),
+            None => Some(part),
+        };
+        self.parts.extend(rest);
+    }
+
     /// Logprobs of all prompt tokens except the first; empty if this delta has none.
     pub fn prompt_logprobs(&self) -> &[TokenLogprob] {
         self.prompt_logprobs.as_deref().unwrap_or_default()
-    }
-}
-
-/// The end of a choice.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finish {
-    /// The reason for the end.
-    pub reason: Reason,
-    /// Number of generated tokens, including tokens whose text was cut off with a stop string.
-    pub generated: u32,
-    /// Number of prompt tokens from the prefix cache.
-    pub cached_tokens: u32,
-}
-
-/// The reason that a choice ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reason {
-    /// The model's end-of-sequence token.
-    EndOfSequence,
-    /// One of the request's stop tokens.
-    StopToken(u32),
-    /// One of the request's stop strings.
-    StopString(String),
-    /// `max_tokens` or the context's length was reached.
-    Length,
-}
-
-impl Reason {
-    /// The words of OpenAI's `finish_reason`.
-    pub const WORDS: [&str; 2] = ["stop", "length"];
-
-    /// The word for the reason in OpenAI's `finish_reason`.
-    pub fn word(&self) -> &'static str {
-        let [stop, length] = Self::WORDS;
-        match self {
-            Self::EndOfSequence | Self::StopToken(_) | Self::StopString(_) => stop,
-            Self::Length => length,
-        }
     }
 }
 
@@ -106,6 +98,10 @@ pub struct ChoiceSettings {
     pub ending_tokens: Arc<[u32]>,
     /// Number of prompt logprobs that will arrive; `None` if they are not requested for this choice.
     pub prompt_logprobs: Option<usize>,
+    /// Reads the output into reasoning, content and calls; `None` if all of it is text.
+    pub parser: Option<Parser>,
+    /// The tools that the request declares.
+    pub tools: Arc<Tools>,
 }
 
 /// The state of one choice.
@@ -128,6 +124,10 @@ pub struct Choice {
     generated: u32,
     /// True after the first delta.
     started: bool,
+    /// The calls so far.
+    calls: CallCounts,
+    /// Number of tokens of the reasoning of an output that has ended.
+    reasoning_tokens: Option<u32>,
 }
 
 impl Choice {
@@ -144,6 +144,8 @@ impl Choice {
             produced_chars: 0,
             generated: 0,
             started: false,
+            calls: CallCounts::default(),
+            reasoning_tokens: None,
         }
     }
 
@@ -157,7 +159,7 @@ impl Choice {
         }
         let mut delta = Delta { choice: self.settings.index, ..Delta::default() };
         for token in event.tokens {
-            if let Some(reason) = self.take_token(token, &mut delta.text)? {
+            if let Some(reason) = self.take_token(token, &mut delta)? {
                 return self.finish(reason, 0, delta).map(Some);
             }
         }
@@ -165,7 +167,7 @@ impl Choice {
             return self.take_end(finished, delta).map(Some);
         }
         self.release_tokens(&mut delta.tokens);
-        if delta.text.is_empty() && delta.tokens.is_empty() {
+        if delta.text.is_empty() && delta.parts.is_empty() && delta.tokens.is_empty() {
             return Ok(None);
         }
         self.open(&mut delta)?;
@@ -173,7 +175,7 @@ impl Choice {
     }
 
     /// Applies a sampled token. Returns a reason if a stop string ended the choice.
-    fn take_token(&mut self, token: SampledToken, out: &mut String) -> Result<Option<Reason>, Error> {
+    fn take_token(&mut self, token: SampledToken, out: &mut Delta) -> Result<Option<Reason>, Error> {
         if token.index != self.generated {
             let message = format!("received output token {}, expected {}", token.index, self.generated);
             return Err(Error::internal(message));
@@ -193,16 +195,18 @@ impl Choice {
         Ok(self.show(token, out))
     }
 
-    /// Turns a token into text, and appends the released text to `out`. Returns a reason if a stop string ended the
-    /// choice.
-    fn show(&mut self, mut token: OutputToken, out: &mut String) -> Option<Reason> {
+    /// Turns a token into text, and appends the released text to `out`. Returns a reason if the choice ends with it.
+    fn show(&mut self, mut token: OutputToken, out: &mut Delta) -> Option<Reason> {
+        if self.settings.parser.is_some() {
+            return self.read(token, out);
+        }
         let piece = self.settings.detokenizer.as_mut().map(|d| d.push(token.id)).unwrap_or_default();
         let text = piece.text;
         token.offset = self.produced_chars + piece.earlier;
         self.produced += text.len();
         self.produced_chars += text.chars().count();
         self.held.push_back((token, self.produced));
-        self.search(&text, out)
+        self.search(&text, &mut out.text)
     }
 
     /// Searches text for the stop strings, and appends the released text to `out`. Returns a reason if a stop string
@@ -242,9 +246,20 @@ impl Choice {
                 format!("received {} output tokens of {} generated", self.generated, finished.generated);
             return Err(Error::internal(message));
         }
+        if self.settings.parser.is_some() {
+            let mut ending = self.undecided.take();
+            if reason == Reason::Length
+                && let Some(token) = ending.take()
+                && let Some(reason) = self.show(token, &mut delta)
+            {
+                return self.finish(reason, finished.cached_tokens, delta);
+            }
+            let stopped = self.read_end(ending, &mut delta);
+            return self.finish(stopped.unwrap_or(reason), finished.cached_tokens, delta);
+        }
         if let Some(token) = self.undecided.take() {
             if reason == Reason::Length {
-                if let Some(reason) = self.show(token, &mut delta.text) {
+                if let Some(reason) = self.show(token, &mut delta) {
                     return self.finish(reason, finished.cached_tokens, delta);
                 }
             } else {
@@ -262,7 +277,12 @@ impl Choice {
 
     fn finish(&mut self, reason: Reason, cached_tokens: u32, mut delta: Delta) -> Result<Delta, Error> {
         delta.tokens.extend(self.held.drain(..).map(|(token, _)| token));
-        delta.finish = Some(Finish { reason, generated: self.generated, cached_tokens });
+        let reasoning_tokens = match &self.settings.parser {
+            Some(parser) => Some(parser.reasoning_tokens()),
+            None => self.reasoning_tokens,
+        };
+        let Self { generated, calls, .. } = *self;
+        delta.finish = Some(Finish { reason, generated, cached_tokens, reasoning_tokens, calls });
         self.open(&mut delta)?;
         Ok(delta)
     }

@@ -1,7 +1,7 @@
 //! Renders a conversation. The model's placeholders take the places of media, and special tokens in the clients' text
 //! are quoted, so that they stay text.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 use tutti_runtime::Error;
 use tutti_settings::ChatSpecialTokens;
 
@@ -10,7 +10,7 @@ use crate::{
     text::{
         quoting::{QuotedText, Quoter, Quotes},
         special::Fragments,
-        template::{ChatTemplate, Content, ContentPart, Message, RenderOptions},
+        template::{ChatTemplate, Content, ContentPart, Message, RenderOptions, ToolCall},
         tokenizer::Tokenizer,
     },
 };
@@ -24,12 +24,21 @@ pub struct Conversation {
     pub options: RenderOptions,
     /// The way in which the messages show where media are.
     pub placeholders: Placeholders,
+    /// Size in bytes of what is no content of a message: tools, calls and reasoning.
+    pub further_bytes: usize,
 }
 
 impl Conversation {
-    /// Size of the messages in bytes.
+    /// Size of the messages and tools in bytes.
     pub fn text_bytes(&self) -> usize {
-        self.messages.iter().flat_map(|message| message.content.texts()).map(str::len).sum()
+        let contents = self.messages.iter().flat_map(|message| message.content.texts());
+        contents.map(str::len).sum::<usize>() + self.further_bytes
+    }
+
+    /// The beginning of an answer that the output continues: the text of the last message.
+    pub fn continued(&self) -> Option<String> {
+        let last = self.messages.last().filter(|_| self.options.continue_final_message)?;
+        Some(last.content.texts().collect())
     }
 }
 
@@ -54,9 +63,10 @@ pub fn render(
     max_bytes: usize,
 ) -> Result<QuotedText, Error> {
     let tokenizer = model.tokenizer("messages", "chat")?;
-    let template = model.text.template()?;
-    template.check_variables(&conversation.options)?;
-    let Conversation { mut messages, mut options, placeholders } = conversation;
+    let Conversation { mut messages, mut options, placeholders, .. } = conversation;
+    let template = model.text.template()?.for_tools(&options.tools);
+    template.check_variables(&options)?;
+    template.set_switches(&mut options)?;
     for message in &mut messages {
         let role = template.role(&message.role);
         if role != message.role {
@@ -108,11 +118,14 @@ struct Quoting<'a> {
 impl Quoting<'_> {
     fn quote(&self, messages: &mut [Message], options: &mut RenderOptions) -> Result<Quotes, Error> {
         let of_messages = messages.iter().flat_map(|message| {
-            message.content.texts().chain([message.role.as_str()]).chain(message.name.as_deref())
+            let own = [&message.name, &message.reasoning, &message.call_id].into_iter().flatten();
+            let own = own.chain([&message.role]).map(String::as_str);
+            message.content.texts().chain(own).chain(message.calls.iter().flat_map(of_call))
         });
         let of_variables =
             options.variables.iter().flat_map(|(name, value)| texts(value, vec![name.as_str()]));
-        let texts = of_messages.chain(of_variables).chain(self.template.texts());
+        let of_tools = options.tools.iter().flat_map(|tool| texts(tool, Vec::new()));
+        let texts = of_messages.chain(of_variables).chain(of_tools).chain(self.template.texts());
         let mut quoter = Quoter::new(self.tokenizer, texts);
         let last = messages.len().saturating_sub(1);
         for (index, message) in messages.iter_mut().enumerate() {
@@ -121,14 +134,14 @@ impl Quoting<'_> {
             if !self.template.knows_role(&message.role) {
                 quoter.quote(&mut message.role, Fragments::All)?;
             }
-            if let Some(name) = &mut message.name {
-                quoter.quote(name, Fragments::All)?;
-            }
+            let own = [&mut message.name, &mut message.reasoning, &mut message.call_id];
+            own.into_iter().flatten().try_for_each(|text| quoter.quote(text, Fragments::All))?;
+            message.calls.iter_mut().try_for_each(|call| quote_call(call, &mut quoter))?;
             if !is_prefill {
                 self.quote_content(&mut message.content, &mut quoter)?;
             }
         }
-        for value in options.variables.values_mut() {
+        for value in options.variables.values_mut().chain(&mut options.tools) {
             quote_value(value, &mut quoter)?;
         }
         Ok(quoter.finish())
@@ -162,22 +175,38 @@ impl Quoting<'_> {
     }
 }
 
-/// Quotes all texts of a template's variable. Words alone are not quoted, because templates compare variables with
-/// words, such as an effort that is `high`.
+/// All texts in a call of an earlier turn.
+fn of_call(call: &ToolCall) -> impl Iterator<Item = &str> {
+    let arguments = call.arguments.iter().flat_map(|(name, value)| texts(value, vec![name.as_str()]));
+    call.id.as_deref().into_iter().chain([call.name.as_str()]).chain(arguments)
+}
+
+fn quote_call(call: &mut ToolCall, quoter: &mut Quoter<'_>) -> Result<(), Error> {
+    if let Some(id) = &mut call.id {
+        quoter.quote(id, Fragments::All)?;
+    }
+    quoter.quote(&mut call.name, Fragments::All)?;
+    quote_members(&mut call.arguments, quoter)
+}
+
+/// Quotes all texts of a template's variable, or of a tool. Words alone are not quoted, because templates compare
+/// variables with words, such as an effort that is `high`.
 fn quote_value(value: &mut Value, quoter: &mut Quoter<'_>) -> Result<(), Error> {
     match value {
         Value::String(text) => quoter.quote(text, Fragments::WithoutWords),
         Value::Array(values) => values.iter_mut().try_for_each(|value| quote_value(value, quoter)),
-        Value::Object(members) => {
-            for (mut name, mut value) in std::mem::take(members) {
-                quoter.quote(&mut name, Fragments::WithoutWords)?;
-                quote_value(&mut value, quoter)?;
-                members.insert(name, value);
-            }
-            Ok(())
-        }
+        Value::Object(members) => quote_members(members, quoter),
         Value::Null | Value::Bool(_) | Value::Number(_) => Ok(()),
     }
+}
+
+fn quote_members(members: &mut Map<String, Value>, quoter: &mut Quoter<'_>) -> Result<(), Error> {
+    for (mut name, mut value) in std::mem::take(members) {
+        quoter.quote(&mut name, Fragments::WithoutWords)?;
+        quote_value(&mut value, quoter)?;
+        members.insert(name, value);
+    }
+    Ok(())
 }
 
 /// All texts in a value, behind those in `found`.

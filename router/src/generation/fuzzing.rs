@@ -7,6 +7,7 @@ use tutti_settings::ChatSpecialTokens;
 use super::{
     generator,
     prompts::{self, Echo},
+    reading,
     request::{GenerationRequest, Prompt},
     validate,
 };
@@ -21,6 +22,7 @@ pub fn specs(
     max_choices: u32,
     max_prompt_logprobs: usize,
 ) -> Result<Vec<pb::RequestSpec>, Error> {
+    reading::constrain(&mut request, model)?;
     let common = validate::check(&request, model)?;
     let n = request.n.unwrap_or(1);
     let ids = |prompt: &Prompt| if let Prompt::Tokens(ids) = prompt { ids.len() } else { 0 };
@@ -40,7 +42,7 @@ pub fn specs(
             assert_eq!(prompt.offsets.len(), prompt.ids.len());
             assert!(prompt.offsets.is_sorted(), "the offsets of an echo go back: {:?}", prompt.offsets);
         }
-        let of_prompt = generator::of_prompt(&request.stopping, &common, prompt, model)?;
+        let of_prompt = generator::of_prompt(&request, &common, prompt, model)?;
         for choice in 0..n {
             let spec = generator::of_choice(&of_prompt, choice);
             specs.push(pb::RequestSpec { prompt: prompt.ids.to_vec(), ..spec });

@@ -18,7 +18,8 @@ use super::{
     choice::{Choice, ChoiceSettings},
     permits::{Permit, Permits},
     prompts::{self, Echo, EncodedPrompt},
-    request::{GenerationRequest, Prompt, Stopping},
+    reading::{self, Reading},
+    request::{GenerationRequest, Prompt},
     shared_logprobs::SharedLogprobs,
     stream::{Accepted, ChoiceStream, Generation, GenerationInfo},
     validate,
@@ -149,6 +150,7 @@ impl Generator {
         // The limits are read once, so that all checks of this request's logprobs use the same limits.
         let limits = self.settings.get();
         let model = self.model_named(request.model.as_deref())?;
+        reading::constrain(&mut request, &model)?;
         let mut common = validate::check(&request, &model)?;
         common.cache_salt = entry.cache_salt(request.cache_salt);
         let n = request.n.unwrap_or(1);
@@ -227,7 +229,7 @@ impl Generator {
         let n = request.n.unwrap_or(1);
         let mut specs = Vec::with_capacity(prompts.len() * n as usize);
         for prompt in prompts {
-            let of_prompt = of_prompt(&request.stopping, common, prompt, model)?;
+            let of_prompt = of_prompt(request, common, prompt, model)?;
             let blocks = Arc::new(self.fleet.cut(model, prompt.ids.clone(), common.cache_salt));
             for choice in 0..n {
                 specs.push((blocks.clone(), of_choice(&of_prompt, choice)));
@@ -264,15 +266,18 @@ impl Generator {
 
 /// The parts of a request that all choices of one prompt share, without the prompt's tokens.
 pub(super) fn of_prompt(
-    stopping: &Stopping,
+    request: &GenerationRequest,
     common: &RequestParts,
     prompt: &EncodedPrompt,
     model: &ServedModel,
 ) -> Result<RequestParts, Error> {
     let limits = model.description.request_limits();
     let mut parts = RequestParts { media: prompt.media.clone(), ..common.clone() };
-    parts.stopping.max_tokens = validate::max_tokens(stopping, prompt.ids.len(), limits.tokens)?;
+    parts.stopping.max_tokens = validate::max_tokens(&request.stopping, prompt.ids.len(), limits.tokens)?;
     parts.stopping.check(&limits)?;
+    if let Some(reading) = &request.reading {
+        parts.thinking = reading.thinking(model, prompt.block, parts.constraint.is_some())?;
+    }
     Ok(parts)
 }
 
@@ -324,6 +329,10 @@ fn settings(
     let ending_tokens: Arc<[u32]> = stopping.stop_token_ids.iter().chain(own).copied().collect();
     let special_tokens = SpecialTokens::included(request.output.keep_special_tokens);
     let unfinished = if request.output.echo { Unfinished::Shown } else { Unfinished::Hidden };
+    let types = request.reading.as_ref().map(Reading::types);
+    let parser = |prompt: &EncodedPrompt| {
+        request.reading.as_ref()?.parser(model, types.clone()?, prompt.block)
+    };
     let of_choice = |index: u32| ChoiceSettings {
         index,
         detokenizer: model.text.tokenizer.clone().map(|tokenizer| {
@@ -339,6 +348,8 @@ fn settings(
             .prompt_logprobs_needed()
             .filter(|_| index.is_multiple_of(n))
             .map(|_| prompts[(index / n) as usize].ids.len() - 1),
+        parser: parser(&prompts[(index / n) as usize]),
+        tools: types.clone().unwrap_or_default(),
     };
     (0..prompts.len() as u32 * n).map(of_choice).collect()
 }

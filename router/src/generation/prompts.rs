@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tutti_formats::Block;
 use tutti_proto::{TokenLimit, cluster::v1::MediaItem, parameters::check_token_ids};
 use tutti_runtime::Error;
 use tutti_settings::ChatSpecialTokens;
@@ -32,6 +33,8 @@ pub struct EncodedPrompt {
     pub chars: usize,
     /// For each token, the number of characters of `text` before it. Empty if no echo is requested.
     pub offsets: Arc<[usize]>,
+    /// The state of the block of reasoning behind the prompt.
+    pub block: Block,
 }
 
 /// Options of an echo: the repetition of the prompt before the output.
@@ -80,7 +83,12 @@ fn encode_one(
     echo: Option<Echo>,
     special_tokens: ChatSpecialTokens,
 ) -> Result<EncodedPrompt, Error> {
+    let continued = match &prompt {
+        Prompt::Chat { conversation, .. } => conversation.continued(),
+        _ => None,
+    };
     let (ids, given) = to_tokens(prompt, model, Length::OfPrompt, special_tokens)?;
+    let block = block(model, continued.as_deref(), given.as_deref());
     let (ids, media) = media::expand(ids, media, model)?;
     if ids.is_empty() {
         return Err(Error::invalid("prompt", "is empty: it has no tokens"));
@@ -94,7 +102,18 @@ fn encode_one(
         (None, _) => (String::new(), Vec::new()),
     };
     let chars = text.chars().count();
-    Ok(EncodedPrompt { ids: ids.into(), media, text: text.into(), chars, offsets: offsets.into() })
+    Ok(EncodedPrompt { ids: ids.into(), media, text: text.into(), chars, offsets: offsets.into(), block })
+}
+
+/// The state of the block of reasoning behind a prompt, whose output may continue a message.
+fn block(model: &ServedModel, continued: Option<&str>, prompt: Option<&str>) -> Block {
+    let (Some(reasoning), Some(prompt)) = (model.text.dialect.reasoning(), prompt) else {
+        return Block::Unopened;
+    };
+    match continued.map(|message| reasoning.block_within(message)) {
+        Some(state) if state != Block::Unopened => state,
+        _ => reasoning.block_after(prompt),
+    }
 }
 
 /// The number of tokens that a text may have.

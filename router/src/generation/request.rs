@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use tutti_proto::{
-    cluster::v1::{MediaKind, Thinking},
+    cluster::v1::MediaKind,
     v1::{Constraint, Sampling},
 };
 
-use super::conversation::Conversation;
+use super::{conversation::Conversation, reading::Reading};
 use crate::{keys::ClientSalt, text::pool::Lane};
 
 /// One request. Fields that are `None` take the checkpoint's default, or OpenAI's default if the checkpoint has none.
@@ -35,8 +35,8 @@ pub struct GenerationRequest {
     pub cache_salt: Option<ClientSalt>,
     /// The language that the answer follows; `None` for any text.
     pub constraint: Option<Constraint>,
-    /// The thinking block in front of the answer; `None` if there is none.
-    pub thinking: Option<Thinking>,
+    /// How the answer is read into reasoning, content and calls; `None` if it is one text.
+    pub reading: Option<Reading>,
 }
 
 /// Approximate bytes per token of an ordinary text.

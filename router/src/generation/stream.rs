@@ -42,6 +42,8 @@ pub struct Usage {
     pub completion_tokens: u32,
     /// Prompt tokens that the first choice of each prompt took from the prefix cache.
     pub cached_tokens: u32,
+    /// Tokens of the reasoning of all choices, with its markers. `None` if answers are not read into parts.
+    pub reasoning_tokens: Option<u32>,
 }
 
 /// The constant data of a running request. Answers are written from this data.
@@ -87,13 +89,13 @@ impl GenerationInfo {
         let outputs = delta.tokens.len()
             * (ID_BYTES + ENTRY_BYTES * self.output.logprobs.map_or(0, |top| top as usize + 1));
         if !delta.first {
-            return outputs + delta.text.len();
+            return outputs + delta.text_bytes();
         }
         let prompt = self.prompt_of(delta.choice);
         let echoed = if self.output.echo { self.output.logprobs } else { None };
         let entries = |top: Option<u32>| top.map_or(0, |top| top as usize + 1);
         let per_token = ID_BYTES + ENTRY_BYTES * (entries(self.output.prompt_logprobs) + entries(echoed));
-        outputs + delta.text.len() + prompt.text.len() + prompt.ids.len() * per_token
+        outputs + delta.text_bytes() + prompt.text.len() + prompt.ids.len() * per_token
     }
 }
 
@@ -206,10 +208,13 @@ impl Generation {
         }
         if let Some(finish) = &delta.finish {
             self.usage.completion_tokens += finish.generated;
+            if let Some(tokens) = finish.reasoning_tokens {
+                *self.usage.reasoning_tokens.get_or_insert_default() += tokens;
+            }
             if delta.choice.is_multiple_of(self.info.n) {
                 self.usage.cached_tokens += finish.cached_tokens;
             }
-            self.meter.choice_ended(finish.reason.word());
+            self.meter.choice_ended(finish.word(), finish.calls);
             self.unfinished -= 1;
             if self.unfinished == 0 {
                 self.meter.finished(self.usage);

@@ -15,7 +15,8 @@ use crate::served::ServedModel;
 
 /// Validates everything that does not depend on the tokenised prompt, so that a bad request costs no tokenising.
 /// Returns the parts of the request that all choices share. The prompt of these parts is empty, and their `max_tokens`
-/// is `u32::MAX` if the request sets none. Their salt is the default, because the API key is not known here.
+/// is `u32::MAX` if the request sets none. Their salt is the default, because the API key is not known here, and they
+/// have no block of reasoning, because the prompt may have opened it.
 pub fn check(request: &GenerationRequest, model: &ServedModel) -> Result<RequestParts, Error> {
     if request.prompts.is_empty() {
         return Err(Error::invalid("prompt", "is empty"));
@@ -43,7 +44,7 @@ pub fn check(request: &GenerationRequest, model: &ServedModel) -> Result<Request
         media: Vec::new(),
         cache_salt: CacheSalt::default(),
         constraint: request.constraint.clone(),
-        thinking: request.thinking,
+        thinking: None,
     };
     common.check_parameters(&model.description.request_limits())?;
     Ok(common)

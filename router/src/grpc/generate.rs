@@ -125,7 +125,8 @@ fn token_logprob(model: &ServedModel, id: u32, logprob: Option<&cluster::TokenLo
 fn finish(finish: Finish) -> pb::Finish {
     use pb::finish::{Matched, Reason as Wire};
     let (reason, matched) = match finish.reason {
-        Reason::EndOfSequence => (Wire::Stop, None),
+        // A call alone ends no answer here: a chat over gRPC is one text.
+        Reason::EndOfSequence | Reason::OnlyCall => (Wire::Stop, None),
         Reason::StopToken(id) => (Wire::Stop, Some(Matched::StopTokenId(id))),
         Reason::StopString(text) => (Wire::Stop, Some(Matched::Stop(text))),
         Reason::Length => (Wire::Length, None),

@@ -59,7 +59,7 @@ pub fn read(
         timeout,
         cache_salt: request.cache_salt.as_deref().map(ClientSalt::new).transpose()?,
         constraint: request.constraint,
-        thinking: None,
+        reading: None,
     };
     Ok((generation, kind))
 }
@@ -82,7 +82,7 @@ fn prompt(
             let messages = chat.messages.into_iter().map(message).collect();
             let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
             let placeholders = if has_media { Placeholders::Written } else { Placeholders::Inserted };
-            let conversation = Conversation { messages, options, placeholders };
+            let conversation = Conversation { messages, options, placeholders, further_bytes: 0 };
             (Prompt::Chat { conversation, add_special_tokens: false }, PromptKind::Chat)
         }
     })

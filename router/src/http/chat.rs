@@ -17,11 +17,15 @@ use super::{
     messages,
     parameters::{self, StreamOptions},
     response_id,
+    said::{Message, Piece, Said, ShownReasoning},
     sse::{self, Frame},
+    tools,
     unix_seconds,
     usage::{StreamUsage, Usage},
 };
-use crate::generation::{self, Arrival, Delta, GenerationInfo, GenerationRequest, Output, Stopping};
+use crate::generation::{
+    self, Arrival, Delta, Finish, GenerationInfo, GenerationRequest, Output, OutputToken, Reading, Stopping,
+};
 
 /// A parsed request, with the options of its answer.
 pub(super) struct Chat {
@@ -31,15 +35,16 @@ pub(super) struct Chat {
     /// The name by which the client set the limit of output tokens: `max_completion_tokens` or `max_tokens`. Errors
     /// about the limit use this name.
     max_tokens_name: &'static str,
+    reasoning: ShownReasoning,
 }
 
 /// Answers a chat request.
 pub async fn create(State(api): State<Api>, request: Request) -> Result<Response, ApiError> {
     let arrival = Arrival::of(request.headers(), request.extensions());
-    let Chat { request, return_token_ids, stream, max_tokens_name } = api.parse(request, parse).await?;
+    let Chat { request, return_token_ids, stream, max_tokens_name, reasoning } = api.parse(request, parse).await?;
     let respell = |error| respell(error, max_tokens_name);
     let mut generation = api.generator.start(request, arrival).await.map_err(respell)?;
-    let render = Renderer::new(&generation.info, return_token_ids, stream);
+    let render = Renderer::new(&generation.info, return_token_ids, stream, reasoning);
     if stream.is_some() {
         return Ok(sse::respond(api.generator.clone(), generation, render));
     }
@@ -47,7 +52,7 @@ pub async fn create(State(api): State<Api>, request: Request) -> Result<Response
     let (info, usage) = (generation.info.clone(), generation.usage());
     let work = info.writing(whole.iter().map(|delta| info.estimate(delta)).sum());
     let write = move || {
-        let choices = whole.into_iter().map(|delta| render.choice(&info, delta)).collect();
+        let choices = whole.into_iter().map(|delta| render.message(&info, delta)).collect();
         let prompt_token_ids = render.prompt_token_ids(&info);
         answer::json(&render.body("chat.completion", choices, Some(Some(usage.into())), prompt_token_ids))
     };
@@ -68,7 +73,18 @@ fn respell(error: Error, max_tokens_name: &'static str) -> Error {
 pub(super) fn parse(body: &[u8]) -> Result<Chat, Error> {
     let mut fields = Fields::of_body(body, Scope::Chat)?;
     let shared = parameters::take(&mut fields)?;
-    let (prompt, media) = messages::take(&mut fields)?;
+    let messages::Given { prompt, media, tools, earlier_calls } = messages::take(&mut fields)?;
+    let reading = Reading {
+        choice: tools::choice(&mut fields, &tools)?,
+        limit: tools::limit(&mut fields)?,
+        tools,
+        earlier_calls,
+        max_thinking_tokens: fields.take("thinking_token_budget")?,
+    };
+    let reasoning = match fields.take("include_reasoning")?.unwrap_or(true) {
+        true => ShownReasoning::Included,
+        false => ShownReasoning::Excluded,
+    };
     let (max_tokens, max_tokens_name) = max_tokens(&mut fields)?;
     let output = Output {
         logprobs: logprobs(&mut fields)?,
@@ -88,9 +104,10 @@ pub(super) fn parse(body: &[u8]) -> Result<Chat, Error> {
         timeout: shared.timeout,
         cache_salt: shared.cache_salt,
         constraint: None,
-        thinking: None,
+        reading: Some(reading),
     };
-    Ok(Chat { request, return_token_ids: shared.return_token_ids, stream: shared.stream, max_tokens_name })
+    let (return_token_ids, stream) = (shared.return_token_ids, shared.stream);
+    Ok(Chat { request, return_token_ids, stream, max_tokens_name, reasoning })
 }
 
 /// Takes `max_completion_tokens`, or its older name `max_tokens`.
@@ -145,45 +162,31 @@ struct Choice {
     token_ids: Option<Vec<u32>>,
 }
 
-/// The whole message, or a piece of it in a stream.
-#[derive(Serialize)]
-#[serde(rename_all = "snake_case")]
-enum Said {
-    Message { role: &'static str, content: String, refusal: Option<()> },
-    Delta(Piece),
-}
-
-#[derive(Serialize)]
-struct Piece {
-    /// Set in a choice's first chunk.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    role: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    content: Option<String>,
-}
-
-const ROLE: &str = "assistant";
-
 /// Writes the answer to one request, whole or streamed.
 struct Renderer {
     id: String,
     created: u64,
     model: String,
     return_token_ids: bool,
-    streams: bool,
+    reasoning: ShownReasoning,
     usage: StreamUsage,
     /// For each choice, true if its first chunk is sent.
     opened: Vec<bool>,
 }
 
 impl Renderer {
-    fn new(info: &GenerationInfo, return_token_ids: bool, stream: Option<StreamOptions>) -> Self {
+    fn new(
+        info: &GenerationInfo,
+        return_token_ids: bool,
+        stream: Option<StreamOptions>,
+        reasoning: ShownReasoning,
+    ) -> Self {
         Self {
             id: response_id("chatcmpl"),
             created: unix_seconds(),
             model: info.model.description.served_name.clone(),
             return_token_ids,
-            streams: stream.is_some(),
+            reasoning,
             usage: StreamUsage::new(stream, info.choice_count()),
             opened: vec![false; info.choice_count()],
         }
@@ -216,14 +219,8 @@ impl Renderer {
         if std::mem::replace(self.opened.get_mut(index as usize)?, true) {
             return None;
         }
-        let choice = Choice {
-            index,
-            said: Said::Delta(Piece { role: Some(ROLE), content: Some(String::new()) }),
-            logprobs: None,
-            finish_reason: None,
-            stop_reason: None,
-            token_ids: None,
-        };
+        let chunk = Chunk { choice: index, piece: Piece::opening(), ..Chunk::default() };
+        let choice = Choice { token_ids: None, ..self.choice(info, chunk) };
         let prompt_token_ids = is_first.then(|| self.prompt_token_ids(info)).flatten();
         let usage = self.usage.of_chunk(info, &Delta { choice: index, ..Delta::default() });
         Some(self.chunk(choice, usage, prompt_token_ids))
@@ -234,38 +231,68 @@ impl Renderer {
         self.return_token_ids.then(|| info.prompt_of(0).ids.to_vec())
     }
 
-    /// Writes a whole choice or, in a stream, one delta of a choice.
-    fn choice(&self, info: &GenerationInfo, delta: Delta) -> Choice {
-        let asked = info.output.logprobs.filter(|_| !self.streams || !delta.tokens.is_empty());
+    /// Writes a whole choice.
+    fn message(&self, info: &GenerationInfo, mut delta: Delta) -> Choice {
+        let message = Message::of(delta.take_parts(), self.reasoning);
+        let logprobs = info.output.logprobs.map(|_| ChatLogprobs::new(&info.model, &delta.tokens));
         Choice {
             index: delta.choice,
-            logprobs: asked.map(|_| ChatLogprobs::new(&info.model, &delta.tokens)),
+            said: Said::Message(message),
+            logprobs,
             finish_reason: choices::finish_reason(delta.finish.as_ref()),
             stop_reason: choices::stop_reason(delta.finish.as_ref()),
             token_ids: choices::token_ids(self.return_token_ids, &delta.tokens),
-            said: if self.streams {
-                Said::Delta(Piece { role: None, content: (!delta.text.is_empty()).then_some(delta.text) })
-            } else {
-                Said::Message { role: ROLE, content: delta.text, refusal: None }
-            },
+        }
+    }
+
+    /// Writes a chunk of a choice.
+    fn choice(&self, info: &GenerationInfo, chunk: Chunk) -> Choice {
+        let asked = info.output.logprobs.filter(|_| !chunk.tokens.is_empty());
+        let token_ids = choices::token_ids(self.return_token_ids, &chunk.tokens);
+        Choice {
+            index: chunk.choice,
+            logprobs: asked.map(|_| ChatLogprobs::new(&info.model, &chunk.tokens)),
+            finish_reason: choices::finish_reason(chunk.finish.as_ref()),
+            stop_reason: choices::stop_reason(chunk.finish.as_ref()),
+            token_ids,
+            said: Said::Delta(chunk.piece),
         }
     }
 }
 
+/// The content of one chunk.
+#[derive(Default)]
+struct Chunk {
+    choice: u32,
+    piece: Piece,
+    tokens: Vec<OutputToken>,
+    finish: Option<Finish>,
+}
+
 impl sse::Render for Renderer {
-    fn delta(&mut self, info: &GenerationInfo, delta: Delta) -> Option<Frame> {
-        let opening = self.opening(info, delta.choice);
+    /// Writes one chunk per part. The last one has the tokens of all, and the finish.
+    fn delta(&mut self, info: &GenerationInfo, mut delta: Delta) -> Option<Frame> {
+        let mut frame = self.opening(info, delta.choice);
         let usage = self.usage.of_chunk(info, &delta);
         let shows_tokens = self.return_token_ids || info.output.logprobs.is_some();
-        if delta.text.is_empty() && delta.finish.is_none() && !shows_tokens {
-            return opening;
+        let parts = delta.take_parts().into_iter().filter_map(|part| Piece::of(part, self.reasoning));
+        let mut pieces: Vec<Piece> = parts.collect();
+        if pieces.is_empty() && (delta.finish.is_some() || shows_tokens) {
+            pieces.push(Piece::default());
         }
-        let choice = self.choice(info, delta);
-        let frame = self.chunk(choice, usage, None);
-        Some(match opening {
-            Some(opening) => opening.then(frame),
-            None => frame,
-        })
+        let last = pieces.len().saturating_sub(1);
+        for (index, piece) in pieces.into_iter().enumerate() {
+            let mut chunk = Chunk { choice: delta.choice, piece, ..Chunk::default() };
+            if index == last {
+                (chunk.tokens, chunk.finish) = (std::mem::take(&mut delta.tokens), delta.finish.take());
+            }
+            let next = self.chunk(self.choice(info, chunk), usage, None);
+            frame = Some(match frame {
+                Some(frame) => frame.then(next),
+                None => next,
+            });
+        }
+        frame
     }
 
     fn closing(&mut self, usage: generation::Usage) -> Vec<Frame> {

@@ -17,7 +17,7 @@ pub enum StopReason {
 
 /// OpenAI's `finish_reason`.
 pub fn finish_reason(finish: Option<&Finish>) -> Option<&'static str> {
-    finish.map(|finish| finish.reason.word())
+    finish.map(Finish::word)
 }
 
 /// vLLM's `stop_reason`; `None` if neither a stop string nor a stop token ended the choice.
@@ -25,7 +25,7 @@ pub fn stop_reason(finish: Option<&Finish>) -> Option<StopReason> {
     match &finish?.reason {
         Reason::StopString(text) => Some(StopReason::Text(text.clone())),
         Reason::StopToken(id) => Some(StopReason::Token(*id)),
-        Reason::EndOfSequence | Reason::Length => None,
+        Reason::EndOfSequence | Reason::Length | Reason::OnlyCall => None,
     }
 }
 
@@ -44,6 +44,7 @@ pub async fn collect(generation: &mut Generation) -> Result<Vec<Delta>, Error> {
         let delta = delta?;
         let choice = &mut whole[delta.choice as usize];
         choice.text.push_str(&delta.text);
+        delta.parts.into_iter().for_each(|part| choice.add_part(part));
         choice.tokens.extend(delta.tokens);
         choice.finish = delta.finish;
         if delta.first {

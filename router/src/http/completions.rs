@@ -89,7 +89,7 @@ pub(super) fn parse(body: &[u8], max_prompts: usize) -> Result<Completion, Error
         timeout: shared.timeout,
         cache_salt: shared.cache_salt,
         constraint: None,
-        thinking: None,
+        reading: None,
     };
     Ok(Completion { request, return_token_ids: shared.return_token_ids, stream: shared.stream })
 }

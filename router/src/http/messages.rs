@@ -1,13 +1,19 @@
-//! Chat messages: roles, text and audio. Other members of OpenAI's messages are refused by name.
+//! Chat messages: roles, text, audio, reasoning, and calls of tools with their results. Other members of OpenAI's
+//! messages are refused by name.
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use serde_json::value::RawValue;
 use tutti_proto::{cluster::v1::MediaKind, parameters::Scope};
 use tutti_runtime::Error;
 
-use super::fields::{self, Fields};
+use super::{
+    fields::{self, Fields},
+    history::History,
+    reasoning,
+    tools::{self, GivenTools},
+};
 use crate::{
-    generation::{Conversation, Media, Placeholders, Prompt},
+    generation::{Conversation, Media, Placeholders, Prompt, Tool},
     text::template::{Content, ContentPart, Message, RenderOptions},
 };
 
@@ -17,20 +23,33 @@ const MAX_MESSAGES: usize = 16_384;
 /// JSON.
 const MAX_VARIABLE_BYTES: usize = 64 << 10;
 
-/// Takes the members of a request that make up a conversation of at least one message. Returns it as a prompt, and the
-/// media items of all messages in order.
-pub fn take(fields: &mut Fields<'_>) -> Result<(Prompt, Vec<Media>), Error> {
+/// The parts of a request that make up its conversation.
+pub struct Given {
+    /// The conversation.
+    pub prompt: Prompt,
+    /// The media items of all messages, in order.
+    pub media: Vec<Media>,
+    /// The declared tools.
+    pub tools: Vec<Tool>,
+    /// Number of calls in the messages.
+    pub earlier_calls: usize,
+}
+
+/// Takes the members of a request that make up a conversation of at least one message.
+pub fn take(fields: &mut Fields<'_>) -> Result<Given, Error> {
     let given: Option<Vec<&RawValue>> = fields.take_list("messages", MAX_MESSAGES)?;
     let given = given.ok_or_else(|| Error::invalid(fields.name("messages"), "is required"))?;
     if given.is_empty() {
         return Err(Error::invalid("messages", "is empty"));
     }
     let mut media = Vec::new();
-    let messages = given
+    let mut history = History::default();
+    let messages: Vec<Message> = given
         .into_iter()
         .enumerate()
-        .map(|(i, value)| message(&format!("messages[{i}]"), value, &mut media))
+        .map(|(i, value)| message(&format!("messages[{i}]"), value, &mut media, &mut history))
         .collect::<Result<_, _>>()?;
+    let GivenTools { shown, tools, bytes } = tools::take(fields)?;
     let continue_final_message: bool = fields.take_or_default("continue_final_message")?;
     let add_generation_prompt: Option<bool> = fields.take("add_generation_prompt")?;
     if continue_final_message && add_generation_prompt == Some(true) {
@@ -42,11 +61,17 @@ pub fn take(fields: &mut Fields<'_>) -> Result<(Prompt, Vec<Media>), Error> {
         add_generation_prompt: add_generation_prompt.unwrap_or(!continue_final_message),
         continue_final_message,
         variables: variables(fields)?,
+        tools: shown,
+        switches: reasoning::switches(fields)?,
     };
     // Usually false, since templates write the special tokens.
     let add_special_tokens = fields.take_or_default("add_special_tokens")?;
-    let conversation = Conversation { messages, options, placeholders: Placeholders::Inserted };
-    Ok((Prompt::Chat { conversation, add_special_tokens }, media))
+    let reasoning = messages.iter().flat_map(|message| &message.reasoning).map(String::len);
+    let further_bytes = bytes + history.bytes + reasoning.sum::<usize>();
+    let conversation =
+        Conversation { messages, options, placeholders: Placeholders::Inserted, further_bytes };
+    let prompt = Prompt::Chat { conversation, add_special_tokens };
+    Ok(Given { prompt, media, tools, earlier_calls: history.calls })
 }
 
 /// Takes `chat_template_kwargs`, the variables of the template.
@@ -61,7 +86,12 @@ fn variables(fields: &mut Fields<'_>) -> Result<serde_json::Map<String, serde_js
     fields::parse(&name, value)
 }
 
-fn message(path: &str, value: &RawValue, media: &mut Vec<Media>) -> Result<Message, Error> {
+fn message(
+    path: &str,
+    value: &RawValue,
+    media: &mut Vec<Media>,
+    history: &mut History,
+) -> Result<Message, Error> {
     let mut fields = Fields::of_object(path, value, Scope::Message)?;
     let role: String = fields.require("role")?;
     let name = fields.take("name")?;
@@ -73,8 +103,18 @@ fn message(path: &str, value: &RawValue, media: &mut Vec<Media>) -> Result<Messa
         Some(value) if value.get().starts_with('[') => Content::List(parts(&content_name, value, media)?),
         Some(value) => Content::Text(fields::parse(&content_name, value)?),
     };
+    let calls = history.take_calls(&mut fields, &role)?;
+    let call_id = history.take_call_id(&mut fields)?;
+    let reasoning = reasoning(&mut fields)?;
     fields.finish()?;
-    Ok(Message { role, content, name })
+    Ok(Message { role, content, name, reasoning, calls, call_id })
+}
+
+/// Takes `reasoning_content`, or its other name `reasoning`. Clients send back what answers have under both.
+fn reasoning(fields: &mut Fields<'_>) -> Result<Option<String>, Error> {
+    let (first, second): (Option<String>, Option<String>) =
+        (fields.take("reasoning_content")?, fields.take("reasoning")?);
+    Ok(first.or(second).filter(|text| !text.is_empty()))
 }
 
 /// Parses content parts. Adds the media items to `media`, in order.

@@ -15,7 +15,7 @@ use tutti_settings::ChatSpecialTokens;
 use super::{fields::Fields, messages};
 use crate::{
     generation::{Length, to_tokens},
-    served::{ServedModel, ServedText, TextFiles},
+    served::{ServedModel, ServedText, TextFiles, TextSettings},
     text::{
         detokenizer::{Detokenizer, Unfinished},
         tokenizer::SpecialTokens,
@@ -82,7 +82,7 @@ fn model(folder: &Path) -> ServedModel {
         max_request_tokens: tokens,
         ..ModelDescription::default()
     };
-    ServedModel { description, text: Arc::new(ServedText::read(&files, false).unwrap()) }
+    ServedModel { description, text: Arc::new(ServedText::read(&files, &TextSettings::default()).unwrap()) }
 }
 
 /// Says where a case differs from what is expected; `None` if it does not.
@@ -91,7 +91,7 @@ fn difference(case: &Case, model: &ServedModel) -> Option<String> {
     body.insert("messages".into(), case.messages.clone());
     let body = Value::Object(body).to_string();
     let mut fields = Fields::of_body(body.as_bytes(), Scope::Chat).unwrap();
-    let (prompt, _) = messages::take(&mut fields).unwrap();
+    let prompt = messages::take(&mut fields).unwrap().prompt;
     let found = to_tokens(prompt, model, Length::OfPrompt, ChatSpecialTokens::Text);
     match (found, &case.ids) {
         (Err(_), None) => None,

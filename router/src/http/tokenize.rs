@@ -47,7 +47,7 @@ pub(super) fn parse_tokenize(body: &[u8]) -> Result<TokenizeRequest, Error> {
             Prompt::Text { text, add_special_tokens: fields.take("add_special_tokens")?.unwrap_or(true) }
         }
         None => {
-            let (prompt, media) = messages::take(&mut fields).map_err(|error| match error.field() {
+            let messages::Given { prompt, media, .. } = messages::take(&mut fields).map_err(|error| match error.field() {
                 Some("messages") if error.message() == "is required" => {
                     Error::invalid("prompt", "is required, unless messages is given")
                 }

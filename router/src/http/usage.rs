@@ -14,11 +14,19 @@ pub struct Usage {
     /// Absent before the end of an answer, because only then the tokens from the prefix cache are known.
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_tokens_details: Option<PromptDetails>,
+    /// Absent before the end of an answer, and from models that do not reason.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completion_tokens_details: Option<CompletionDetails>,
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
 struct PromptDetails {
     cached_tokens: u32,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+struct CompletionDetails {
+    reasoning_tokens: u32,
 }
 
 impl From<generation::Usage> for Usage {
@@ -28,6 +36,9 @@ impl From<generation::Usage> for Usage {
             completion_tokens: usage.completion_tokens,
             total_tokens: usage.prompt_tokens + usage.completion_tokens,
             prompt_tokens_details: Some(PromptDetails { cached_tokens: usage.cached_tokens }),
+            completion_tokens_details: usage
+                .reasoning_tokens
+                .map(|reasoning_tokens| CompletionDetails { reasoning_tokens }),
         }
     }
 }
@@ -65,6 +76,7 @@ impl StreamUsage {
             completion_tokens: *tokens,
             total_tokens: prompt_tokens + *tokens,
             prompt_tokens_details: None,
+            completion_tokens_details: None,
         }))
     }
 }

@@ -7,8 +7,12 @@ fn files(tokenizer: Option<Vec<u8>>, generation_config: &[u8]) -> TextFiles {
     TextFiles { tokenizer, generation_config: Some(generation_config.to_vec()), ..TextFiles::default() }
 }
 
+fn settings(skip_tokenizer_init: bool) -> TextSettings {
+    TextSettings { skip_tokenizer_init, ..TextSettings::default() }
+}
+
 fn refused(files: &TextFiles, skip_tokenizer_init: bool) -> String {
-    let error = ServedText::read(files, skip_tokenizer_init).err().unwrap();
+    let error = ServedText::read(files, &settings(skip_tokenizer_init)).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     error.field().unwrap().to_owned()
 }
@@ -17,7 +21,7 @@ fn refused(files: &TextFiles, skip_tokenizer_init: bool) -> String {
 fn a_missing_tokenizer_is_an_error_unless_text_is_off() {
     let bare = files(None, b"{}");
     assert_eq!(refused(&bare, false), "tokenizer");
-    assert!(ServedText::read(&bare, true).is_ok());
+    assert!(ServedText::read(&bare, &settings(true)).is_ok());
 }
 
 #[test]
@@ -33,7 +37,7 @@ fn broken_files_are_named() {
     };
     assert_eq!(refused(&broken(Some(b"{"), None), false), "tokenizer_config");
     // Only chats need the template.
-    let text = ServedText::read(&broken(None, Some(b"{% if %}")), false).unwrap();
+    let text = ServedText::read(&broken(None, Some(b"{% if %}")), &settings(false)).unwrap();
     let error = text.template().err().unwrap();
     assert_eq!(error.field(), Some("messages"));
     assert!(error.message().contains("does not compile"), "{error}");
@@ -48,7 +52,7 @@ fn special_tokens_are_read_from_the_older_file_and_become_tokens() {
             chat_template: Some(b"{{ eos_token }}{{ image_token }}{{ messages[0].content }}".to_vec()),
             ..files(Some(test_support::tokenizer_json()), b"{}")
         };
-        let text = ServedText::read(&files, false).unwrap();
+        let text = ServedText::read(&files, &settings(false)).unwrap();
         let options = crate::text::template::RenderOptions::default();
         let messages = [crate::text::template::Message::new("user", "x")];
         let shown = text.template().unwrap().render(&messages, &options, 100).unwrap();
@@ -76,14 +80,14 @@ fn special_tokens_are_read_from_the_older_file_and_become_tokens() {
 #[test]
 fn sampling_defaults_are_read_and_other_fields_ignored() {
     let json = br#"{"do_sample": true, "temperature": 0.6, "top_k": 20, "eos_token_id": [1, 2]}"#;
-    let text = ServedText::read(&files(None, json), true).unwrap();
+    let text = ServedText::read(&files(None, json), &settings(true)).unwrap();
     assert_eq!((text.defaults.temperature, text.defaults.top_k), (Some(0.6), Some(20)));
 }
 
 #[test]
 fn a_checkpoint_that_does_not_sample_is_greedy_unless_asked() {
     let json = br#"{"do_sample": false, "temperature": 0.6}"#;
-    let defaults = ServedText::read(&files(None, json), true).unwrap().defaults;
+    let defaults = ServedText::read(&files(None, json), &settings(true)).unwrap().defaults;
     let temperature = |asked: Sampling| SamplingParams::complete(&asked, &defaults, || 0).temperature;
     assert_eq!(temperature(Sampling::default()), 0.0);
     assert_eq!(temperature(Sampling { temperature: Some(0.9), ..Sampling::default() }), 0.9);

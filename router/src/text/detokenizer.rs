@@ -159,6 +159,23 @@ impl Detokenizer {
         }
     }
 
+    /// Releases the text so far, before a token that is a marker and no part of the text around it. An incomplete
+    /// character becomes U+FFFD.
+    pub fn release(&mut self) -> String {
+        let text = self.held();
+        match &mut self.state {
+            State::Bytes { held } => held.clear(),
+            // Released tokens stay as the left neighbours of the next one.
+            State::Window { tokens, taken } if tokens.len() > *taken => {
+                tokens.drain(..*taken);
+                *taken = tokens.len();
+            }
+            State::Window { .. } => {}
+        }
+        let hidden = std::mem::take(&mut self.hidden);
+        text.strip_prefix(&hidden).map(str::to_owned).unwrap_or(text)
+    }
+
     /// Releases the rest of the text, at the end of the output. An incomplete character becomes U+FFFD.
     pub fn flush(&mut self) -> String {
         let held = self.held();

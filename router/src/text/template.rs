@@ -6,9 +6,10 @@ mod message;
 mod python;
 mod shapes;
 mod source;
+mod switches;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     io,
     panic::{AssertUnwindSafe, catch_unwind},
 };
@@ -16,11 +17,14 @@ use std::{
 use minijinja::{Environment, Value, value::Serde};
 use tutti_runtime::Error;
 
-pub use self::message::{Content, ContentPart, Message};
+pub use self::{
+    message::{Content, ContentPart, Message, ToolCall},
+    switches::{Switch, Switches},
+};
 use self::{
     continued::Marked,
     files::{SPECIAL_TOKEN_NAMES, TokenizerFiles},
-    message::Shape,
+    message::{ArgumentShape, Shape},
     shapes::Shapes,
 };
 
@@ -46,6 +50,12 @@ pub struct ChatTemplate {
     special_tokens: BTreeMap<String, String>,
     /// The shapes of content of [`PROBED_ROLES`].
     shapes: Vec<Shapes>,
+    /// The shape in which the template reads the arguments of calls.
+    arguments: ArgumentShape,
+    /// Names of the variables that the template reads and does not set.
+    variables: HashSet<String>,
+    /// The template for requests with tools, if it is another one.
+    with_tools: Option<Box<Self>>,
 }
 
 /// Options of rendering: the end of the prompt, and the template's variables.
@@ -57,6 +67,10 @@ pub struct RenderOptions {
     pub continue_final_message: bool,
     /// Further variables of the template (`enable_thinking`, …).
     pub variables: serde_json::Map<String, serde_json::Value>,
+    /// The tools, as the client declares them.
+    pub tools: Vec<serde_json::Value>,
+    /// The request's own wishes about reasoning.
+    pub switches: Switches,
 }
 
 impl ChatTemplate {
@@ -70,7 +84,27 @@ impl ChatTemplate {
             (None, Some(source)) => source.clone(),
             (None, None) => return Ok(None),
         };
-        Self::compile(source, files.named.clone()).map(Some)
+        let mut template = Self::compile(source, files.named.clone())?;
+        if jinja.is_none()
+            && let Some(source) = &files.tool_template
+        {
+            template.with_tools = Some(Box::new(Self::compile(source.clone(), files.named.clone())?));
+        }
+        Ok(Some(template))
+    }
+
+    /// The template that renders a request with these tools.
+    pub fn for_tools(&self, tools: &[serde_json::Value]) -> &Self {
+        match &self.with_tools {
+            Some(template) if !tools.is_empty() => template,
+            _ => self,
+        }
+    }
+
+    /// The sources of the template and of the one for tools.
+    pub fn sources(&self) -> impl Iterator<Item = &str> {
+        let with_tools = self.with_tools.as_ref().map(|template| template.source.as_str());
+        [self.source.as_str()].into_iter().chain(with_tools)
     }
 
     /// Reads tokenizer_config.json and compiles the template.
@@ -89,12 +123,23 @@ impl ChatTemplate {
         environment
             .add_template_owned(NAME, source::rewrite(&source))
             .map_err(|e| Error::invalid(NAME, format!("the chat template does not compile: {e}")))?;
-        let mut template = Self { environment, source, special_tokens, shapes: Vec::new() };
+        let variables = environment.get_template(NAME).map(|template| template.undeclared_variables(false));
+        let mut template = Self {
+            environment,
+            source,
+            special_tokens,
+            shapes: Vec::new(),
+            arguments: ArgumentShape::Object,
+            variables: variables.unwrap_or_default(),
+            with_tools: None,
+        };
         let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
         let render = |messages: &[Value]| {
             template.render_values(Value::from(messages.to_vec()), &options, MAX_PROBE_BYTES).ok()
         };
-        template.shapes = PROBED_ROLES.iter().map(|role| Shapes::find(role, &render)).collect();
+        let shapes = PROBED_ROLES.iter().map(|role| Shapes::find(role, &render)).collect();
+        let arguments = ArgumentShape::find(&render);
+        (template.shapes, template.arguments) = (shapes, arguments);
         Ok(template)
     }
 
@@ -173,7 +218,8 @@ impl ChatTemplate {
         if options.continue_final_message {
             marked = Some(Marked::mark(messages.to_mut())?);
         }
-        let shaped = |message: &Message| message.shaped(self.shape(message).unwrap_or(Shape::Text));
+        let shaped =
+            |message: &Message| message.shaped(self.shape(message).unwrap_or(Shape::Text), self.arguments);
         let mut text = self.render_values(messages.iter().map(shaped).collect(), options, max_bytes)?;
         if let Some(marked) = marked {
             marked.cut(&mut text)?;
@@ -190,10 +236,14 @@ impl ChatTemplate {
     ) -> Result<String, Error> {
         let refused =
             |e: minijinja::Error| Error::invalid("messages", format!("the chat template refuses them: {e}"));
+        let tools = match options.tools.is_empty() {
+            true => Value::from(()),
+            false => Value::from(Serde(&options.tools)),
+        };
         let own = minijinja::context! {
             messages => messages,
             add_generation_prompt => options.add_generation_prompt,
-            tools => Value::from(()),
+            tools => tools,
             documents => Value::from(()),
         };
         let context = minijinja::context! {

@@ -208,6 +208,11 @@ impl Tokenizer {
         second.map_or_else(|| first.as_bytes().to_vec(), |second| second.as_bytes().to_vec())
     }
 
+    /// Text and id of each added token.
+    pub fn added_tokens(&self) -> impl Iterator<Item = (String, u32)> {
+        self.inner.get_added_tokens_decoder().into_iter().map(|(id, token)| (token.content, id))
+    }
+
     /// The text that is encoded into this token, if the token is an added one; else the token's string.
     pub fn added_text(&self, id: u32) -> String {
         let added = self.inner.id_to_token(id).filter(|_| self.added.contains(&id));

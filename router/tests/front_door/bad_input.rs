@@ -130,7 +130,7 @@ async fn every_bad_member_is_named_and_the_next_request_is_served() {
         (CHAT, json!({ "top_logprobs": 2 }), "top_logprobs"),
         (CHAT, json!({ "logprobs": true, "top_logprobs": 21 }), "top_logprobs"),
         (CHAT, json!({ "logprobs": 2 }), "logprobs"),
-        (CHAT, json!({ "tools": [{ "type": "function" }] }), "tools"),
+        (CHAT, json!({ "tools": [{ "type": "function", "function": { "name": "f" } }] }), "tools"),
         (CHAT, json!({ "tool_choice": "required" }), "tool_choice"),
         (CHAT, json!({ "response_format": { "type": "json_object" } }), "response_format"),
         (CHAT, json!({ "modalities": ["text", "audio"] }), "modalities"),

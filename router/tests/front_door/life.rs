@@ -247,7 +247,7 @@ async fn a_front_door_with_parsed_text_fetches_no_files() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("config.json"), "{}").unwrap();
     std::fs::write(directory.path().join("tokenizer.json"), support::tokenizer::byte_level()).unwrap();
-    let text = check_checkpoint(&Checkpoint::open(directory.path(), "tiny").unwrap(), false).unwrap();
+    let text = check_checkpoint(&Checkpoint::open(directory.path(), "tiny").unwrap(), &RouterSettings::default()).unwrap();
     // The conductor has no tokenizer file.
     let setup = support::start_with(RouterSettings::default(), false, Some(text)).await;
     tokio::spawn(setup.front_door.clone().follow(setup.health.clone()));

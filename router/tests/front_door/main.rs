@@ -16,3 +16,6 @@ mod readers;
 mod request_ids;
 mod shares;
 mod support;
+mod thinking;
+mod tool_choice;
+mod tools;

@@ -88,7 +88,7 @@ fn honoured(kind: Kind) -> Values {
                 wrong: vec![json!(1), json!([1]), json!({ "a": 1 }), json!({ "1": "a" })],
             }
         }
-        Kind::Object | Kind::Objects | Kind::Prompt | Kind::Content | Kind::TokenIds(None) => {
+        Kind::Object | Kind::Objects | Kind::Prompt | Kind::Content | Kind::TextOrObject | Kind::TokenIds(None) => {
             Values { wrong: vec![json!(1), json!(true)], ..Values::default() }
         }
         Kind::Any => Values::default(),

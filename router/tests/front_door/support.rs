@@ -59,15 +59,23 @@ pub struct FakeConductor {
     script: Arc<Mutex<Script>>,
     pub submitted: Arc<Mutex<Vec<SubmitRequest>>>,
     cancelled: mpsc::Sender<()>,
-    files: Arc<BTreeMap<CheckpointFile, Vec<u8>>>,
+    files: Arc<Mutex<BTreeMap<CheckpointFile, Vec<u8>>>>,
     has_tokenizer: bool,
     aliases: Arc<Mutex<Vec<String>>>,
+    context: u32,
+    vocab: u32,
 }
 
 impl FakeConductor {
     /// Sets the script for all further requests.
     pub fn play(&self, script: impl Fn(&RequestSpec) -> Vec<Step> + Send + Sync + 'static) {
         *self.script.lock().unwrap() = Arc::new(script);
+    }
+
+    /// Sets the checkpoint's tokenizer_config.json.
+    pub fn set_tokenizer_config(&self, config: &Value) {
+        let bytes = config.to_string().into_bytes();
+        self.files.lock().unwrap().insert(CheckpointFile::TokenizerConfig, bytes);
     }
 
     /// The request received last.
@@ -151,12 +159,12 @@ impl Conductor for FakeConductor {
     ) -> Result<Response<DescribeResponse>, Status> {
         let model = ModelDescription {
             served_name: MODEL.into(),
-            vocab_size: tokenizer::VOCAB,
-            max_context_tokens: CONTEXT,
+            vocab_size: self.vocab,
+            max_context_tokens: self.context,
             eos_token_ids: vec![tokenizer::END],
             has_tokenizer: self.has_tokenizer,
             declaration: None,
-            max_request_tokens: CONTEXT,
+            max_request_tokens: self.context,
             aliases: self.aliases.lock().unwrap().clone(),
         };
         Ok(Response::new(DescribeResponse { model: Some(model), ready: true, reason: String::new() }))
@@ -168,7 +176,7 @@ impl Conductor for FakeConductor {
     ) -> Result<Response<Self::ReadCheckpointFileStream>, Status> {
         let file = request.into_inner().file();
         let bytes =
-            self.files.get(&file).ok_or_else(|| Status::not_found("the checkpoint has no such file"))?;
+            self.files.lock().unwrap().get(&file).cloned().ok_or_else(|| Status::not_found("the checkpoint has no such file"))?;
         let pieces: Vec<_> = bytes.chunks(1000).map(|data| Ok(FilePiece { data: data.to_vec() })).collect();
         Ok(Response::new(stream::iter(pieces).boxed()))
     }
@@ -248,7 +256,8 @@ pub async fn ready_as(aliases: &[&str]) -> Setup {
     follow(setup).await
 }
 
-async fn follow(setup: Setup) -> Setup {
+/// Lets a front door follow its conductor, and waits until it is ready.
+pub async fn follow(setup: Setup) -> Setup {
     tokio::spawn(setup.front_door.clone().follow(setup.health.clone()));
     let mut state = setup.health.watch_ready();
     state.wait_for(|state| *state == State::Ok).await.unwrap();
@@ -262,21 +271,67 @@ pub async fn start(config: RouterSettings, has_tokenizer: bool) -> Setup {
 
 /// Creates a front door that does not follow its conductor yet, with the parsed text if given.
 pub async fn start_with(config: RouterSettings, has_tokenizer: bool, text: Option<CheckedText>) -> Setup {
-    let (cancel, cancelled) = mpsc::channel(64);
     let mut files = BTreeMap::new();
     files.insert(CheckpointFile::GenerationConfig, br#"{"temperature": 0.5, "eos_token_id": 261}"#.to_vec());
     if has_tokenizer {
-        let config = json!({ "eos_token": "<|end|>", "chat_template": TEMPLATE });
+        let tokenizer_config = json!({ "eos_token": "<|end|>", "chat_template": TEMPLATE });
         files.insert(CheckpointFile::Tokenizer, tokenizer::byte_level());
-        files.insert(CheckpointFile::TokenizerConfig, config.to_string().into_bytes());
+        files.insert(CheckpointFile::TokenizerConfig, tokenizer_config.to_string().into_bytes());
     }
+    serve(config, files, (tokenizer::VOCAB, CONTEXT), text)
+}
+
+/// Starts a front door for a checkpoint with this chat template, whose tokenizer has these further special tokens, and
+/// waits until it is ready. The context is long.
+pub async fn ready_for(template: &str, markers: &[&str]) -> Setup {
+    ready_for_with(RouterSettings::default(), template, markers).await
+}
+
+/// Does the same with these settings.
+pub async fn ready_for_with(config: RouterSettings, template: &str, markers: &[&str]) -> Setup {
+    follow(start_for(config, template, markers)).await
+}
+
+/// Creates a front door for a checkpoint.
+pub fn start_for(config: RouterSettings, template: &str, markers: &[&str]) -> Setup {
+    let tokenizer_config = json!({ "eos_token": "<|end|>", "chat_template": template });
+    let files = BTreeMap::from([
+        (CheckpointFile::Tokenizer, tokenizer::with_markers(markers)),
+        (CheckpointFile::TokenizerConfig, tokenizer_config.to_string().into_bytes()),
+    ]);
+    serve(config, files, (tokenizer::VOCAB + markers.len() as u32, 1 << 16), None)
+}
+
+/// The default settings with a change.
+pub fn settings(change: impl FnOnce(&mut RouterSettings)) -> RouterSettings {
+    let mut settings = RouterSettings::default();
+    change(&mut settings);
+    settings
+}
+
+/// Creates a front door whose settings may be refused.
+pub fn try_start(config: RouterSettings) -> Result<FrontDoor, Error> {
+    let channel = Endpoint::from_static("http://in.process").connect_lazy();
+    FrontDoor::new(channel, None, config, &Metrics::default())
+}
+
+fn serve(
+    config: RouterSettings,
+    files: BTreeMap<CheckpointFile, Vec<u8>>,
+    (vocab, context): (u32, u32),
+    text: Option<CheckedText>,
+) -> Setup {
+    let (cancel, cancelled) = mpsc::channel(64);
+    let has_tokenizer = files.contains_key(&CheckpointFile::Tokenizer);
     let conductor = FakeConductor {
         script: Arc::new(Mutex::new(Arc::new(|_| says("ok")))),
         submitted: Arc::default(),
         cancelled: cancel,
-        files: Arc::new(files),
+        files: Arc::new(Mutex::new(files)),
         has_tokenizer,
         aliases: Arc::default(),
+        context,
+        vocab,
     };
     let metrics = Metrics::default();
     let channel = connect(Routes::new(ConductorServer::new(conductor.clone())));
@@ -318,6 +373,34 @@ pub fn end(reason: FinishReason, generated: usize) -> Step {
 /// A script with one token and event per byte of the text, then an end-of-sequence token.
 pub fn says(text: &str) -> Vec<Step> {
     let ids: Vec<u32> = text.bytes().map(u32::from).chain([tokenizer::END]).collect();
+    says_ids(&ids, FinishReason::EndOfSequence)
+}
+
+/// The tokens of a text: markers, and bytes.
+pub fn ids_of(text: &str, markers: &[&str]) -> Vec<u32> {
+    let all: Vec<(&str, u32)> = [("<think>", 263)].into_iter().chain(markers.iter().copied().zip(264..)).collect();
+    let (mut ids, mut rest) = (Vec::new(), text);
+    while let Some(character) = rest.chars().next() {
+        let marker = all.iter().find(|(marker, _)| rest.starts_with(marker));
+        match marker {
+            Some((marker, id)) => {
+                ids.push(*id);
+                rest = &rest[marker.len()..];
+            }
+            None => {
+                let (first, behind) = rest.split_at(character.len_utf8());
+                ids.extend(first.bytes().map(u32::from));
+                rest = behind;
+            }
+        }
+    }
+    ids
+}
+
+/// A script with one event per token of a text, then an end-of-sequence token.
+pub fn writes(text: &str, markers: &[&str]) -> Vec<Step> {
+    let mut ids = ids_of(text, markers);
+    ids.push(tokenizer::END);
     says_ids(&ids, FinishReason::EndOfSequence)
 }
 

@@ -65,8 +65,8 @@ const FLAGS: &[(&[&str], &str)] = &[
     ),
     (&["enable-lora", "lora-paths"], "adapters are not served: merge one into its base model"),
     (&["speculative-config", "speculative-algorithm"], "there is no speculative decoding"),
-    (&["tool-call-parser", "enable-auto-tool-choice"], "tools are not served: docs/api.md"),
-    (&["reasoning-parser"], "reasoning is not parsed: docs/api.md"),
+    (&["tool-call-parser"], "--tool-parser has the format of tool calls; by default, the chat template shows it"),
+    (&["enable-auto-tool-choice"], "tools are served wherever the chat template shows their format; leave it out"),
 ];
 
 /// Commands of other servers that come before a model.

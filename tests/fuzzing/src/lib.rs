@@ -7,6 +7,7 @@ mod memory;
 mod safetensors;
 mod seeds;
 mod targets;
+mod tool_parser;
 
 use self::memory::Counting;
 pub use self::{

@@ -4,7 +4,7 @@ use prost::Message;
 use tutti_proto::v1;
 use tutti_router::fuzzing::Outputs;
 
-use crate::{cluster, config, input::Input, safetensors};
+use crate::{cluster, config, input::Input, safetensors, tool_parser};
 
 /// A fuzz target.
 #[derive(Clone, Copy)]
@@ -13,7 +13,7 @@ pub struct Target {
     run: fn(&[u8]),
 }
 
-const TARGETS: [Target; 7] = [
+const TARGETS: [Target; 8] = [
     Target { name: "http", run: http },
     Target { name: "grpc", run: grpc },
     Target { name: "cluster", run: cluster::run },
@@ -21,6 +21,7 @@ const TARGETS: [Target; 7] = [
     Target { name: "config", run: config::run },
     Target { name: "template", run: template },
     Target { name: "stop", run: stop },
+    Target { name: "tool-parser", run: tool_parser::run },
 ];
 
 impl Target {

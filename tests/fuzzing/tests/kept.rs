@@ -124,3 +124,8 @@ fn chat_templates() {
 fn stop_strings() {
     run_all("stop");
 }
+
+#[test]
+fn outputs_with_tool_calls() {
+    run_all("tool-parser");
+}

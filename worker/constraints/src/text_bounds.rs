@@ -4,6 +4,7 @@
 use std::panic::AssertUnwindSafe;
 
 use llguidance::{derivre::RegexBuilder, panic_utils};
+use serde_json::Value;
 
 use crate::{
     constraint::StructuralTag,
@@ -65,7 +66,25 @@ pub(crate) fn check_lark(path: &str, grammar: &str) -> Result<(), ConstraintErro
         ));
     }
     // Each rule, terminal and alternative has one of these; texts may have more of them.
-    at_most(path, "rules and alternatives", grammar.matches([':', '|']).count(), MAX_RULES)
+    at_most(path, "rules and alternatives", without_json(grammar).matches([':', '|']).count(), MAX_RULES)
+}
+
+/// A grammar without the JSON behind each `%json`, which adds no rules of the grammar. JSON that does not parse stays,
+/// and the library refuses it.
+fn without_json(grammar: &str) -> String {
+    const JSON: &str = "%json";
+    let mut rest = grammar;
+    let mut bare = String::with_capacity(grammar.len());
+    while let Some(at) = rest.find(JSON) {
+        let (before, json) = rest.split_at(at + JSON.len());
+        bare.push_str(before);
+        // An object alone: a text in quotes could hide alternatives behind a literal that ends with `%json`.
+        let is_object = json.trim_start().starts_with('{');
+        let mut values = serde_json::Deserializer::from_str(json).into_iter::<Value>();
+        let is_json = is_object && matches!(values.next(), Some(Ok(_)));
+        rest = if is_json { &json[values.byte_offset()..] } else { json };
+    }
+    bare + rest
 }
 
 /// True if a rule's text ends with an end token, which the library writes as an empty `stop`.

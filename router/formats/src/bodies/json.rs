@@ -1,8 +1,11 @@
 //! Calls whose arguments are JSON: they stream as the model writes them, byte for byte.
 
+use serde_json::Value;
+
 use super::tool_name;
 use crate::{
     cursor::{Break, Cursor},
+    grammar::{Grammar, Tool},
     limits::MAX_NAME,
     output::Output,
     tools::Tools,
@@ -70,6 +73,12 @@ pub(crate) async fn object(cursor: &Cursor, rules: ObjectRules<'_>) -> Result<()
     }
     cursor.end_call();
     Ok(())
+}
+
+/// The grammar of a call as [`object`] reads it, with this key of its arguments.
+pub(crate) fn json_call(grammar: &mut Grammar<'_>, tool: Tool<'_>, key: &str) -> String {
+    let head = grammar.text(&format!("{{\"name\": {}, \"{key}\": ", Value::from(tool.name())));
+    format!(r#"{head} {} "}}""#, grammar.arguments(tool))
 }
 
 /// Reads a value of a bounded length behind white space.

@@ -18,6 +18,18 @@ impl FromIterator<(String, u32)> for Vocabulary {
     }
 }
 
+impl Vocabulary {
+    /// The token with this text.
+    pub fn id(&self, text: &str) -> Option<u32> {
+        self.ids.get(text).copied()
+    }
+
+    /// True if a token's text has this part.
+    pub(crate) fn has_part(&self, part: &str) -> bool {
+        self.ids.keys().any(|text| text.contains(part))
+    }
+}
+
 /// Makes the markers of one parser, and remembers the tokens among them.
 pub(crate) struct Lexicon<'a> {
     vocabulary: &'a Vocabulary,
@@ -34,7 +46,7 @@ impl<'a> Lexicon<'a> {
     pub fn markers<'t>(&mut self, texts: impl IntoIterator<Item = &'t str>) -> Markers {
         let mut set = Markers { markers: Vec::new(), firsts: [false; 256] };
         for text in texts {
-            let id = self.vocabulary.ids.get(text).copied();
+            let id = self.vocabulary.id(text);
             self.tokens.extend(id.map(|id| (id, text.to_owned())));
             set.firsts[usize::from(text.as_bytes()[0])] = true;
             set.markers.push(Marker { text: text.to_owned(), id });

@@ -8,6 +8,7 @@ use super::{CallFormat, Trigger};
 use crate::{
     bodies::{arguments, tool_name},
     cursor::{Break, Cursor, Lexicon, Markers},
+    grammar::Grammar,
     output::Output,
     tools::Tools,
 };
@@ -38,6 +39,21 @@ impl CallFormat for DeepSeek {
             fence: lexicon.markers(["```"]),
             call_end: lexicon.markers(["<｜tool▁call▁end｜>"]),
         }
+    }
+
+    fn grammar(grammar: &mut Grammar<'_>) {
+        let marker = |text| grammar.marker(text);
+        let (begin, end) = (marker("<｜tool▁calls▁begin｜>"), marker("<｜tool▁calls▁end｜>"));
+        let (call, separator) = (marker("<｜tool▁call▁begin｜>"), marker("<｜tool▁sep｜>"));
+        let call_end = marker("<｜tool▁call▁end｜>");
+        let calls = grammar.repeated("call", r#"("\n")?"#);
+        grammar.rule("calls", format!("{begin} {calls} {end}"));
+        grammar.rule("call", format!("{call} named {call_end}"));
+        grammar.any_tool("named", |grammar, tool| {
+            let (name, json) = (grammar.text(tool.name()), grammar.arguments(tool));
+            let fenced = grammar.text(&format!("{}\n```json\n", tool.name()));
+            format!(r#"{name} {separator} {json} | "function" {separator} {fenced} {json} "\n```""#)
+        });
     }
 
     async fn read(&self, cursor: &Cursor, trigger: usize) -> Result<(), Break> {

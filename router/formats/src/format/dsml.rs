@@ -6,9 +6,17 @@ use std::sync::Arc;
 use super::{CallFormat, Trigger};
 use crate::{
     bodies::{Attributes, Tags, tagged_call},
+    choice::WithoutTemplate,
     cursor::{Break, Cursor, Lexicon, Markers},
+    grammar::{Grammar, Piece, TaggedValues},
     output::Output,
     tools::Tools,
+};
+
+/// The family ships Python code that writes prompts.
+pub(crate) const WITHOUT_TEMPLATE: WithoutTemplate = WithoutTemplate {
+    token_part: "｜DSML｜",
+    reason: "DeepSeek V3.2 and V4 come with an encoder in Python instead of a chat template, and it is not ported",
 };
 
 pub(crate) struct Dsml {
@@ -22,6 +30,14 @@ const BLOCK_ENDS: [&str; 3] = ["</｜DSML｜function_calls>", "</｜DSML｜tool_
 const CALL_ENDS: [&str; 2] = ["</｜DSML｜invoke>", "</｜DSML｜ invoke>"];
 const CALLS: [&str; 2] = ["<｜DSML｜invoke name=\"", "<｜DSML｜ invoke name=\""];
 const PARAMETERS: [&str; 2] = ["<｜DSML｜parameter name=\"", "<｜DSML｜ parameter name=\""];
+
+const VALUES: TaggedValues = TaggedValues {
+    open: &[Piece::Marker(PARAMETERS[0])],
+    before_text: &[Piece::Text("\" string=\"true\">")],
+    before_json: &[Piece::Text("\" string=\"false\">")],
+    close: ("", "</｜DSML｜parameter>"),
+    behind: &[Piece::MaybeNewline],
+};
 
 impl CallFormat for Dsml {
     const TRIGGERS: &'static [Trigger] = &[
@@ -46,6 +62,22 @@ impl CallFormat for Dsml {
                 framed: false,
             },
         }
+    }
+
+    fn grammar(grammar: &mut Grammar<'_>) {
+        let block = |grammar: &Grammar<'_>, begin: &str, end: &str| {
+            let calls = grammar.repeated("call", r#"("\n")?"#);
+            format!(r#"{} ("\n")? {calls} ("\n")? {}"#, grammar.marker(begin), grammar.marker(end))
+        };
+        // The two names of the block. Versions that write spaces inside tags read these, too.
+        let names = ["<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"].into_iter().zip(BLOCK_ENDS);
+        let blocks: Vec<_> = names.map(|(begin, end)| block(grammar, begin, end)).collect();
+        grammar.rule("calls", blocks.join(" | "));
+        let (invoke, end) = (grammar.marker(CALLS[0]), grammar.marker(CALL_ENDS[0]));
+        grammar.any_tool("call", |grammar, tool| {
+            let (name, parameters) = (grammar.text(tool.name()), grammar.parameters(tool, &VALUES));
+            format!(r#"{invoke} {name} "\">" ("\n")? {parameters} {end}"#)
+        });
     }
 
     async fn read(&self, cursor: &Cursor, _: usize) -> Result<(), Break> {

@@ -7,6 +7,7 @@ use super::{CallFormat, Trigger};
 use crate::{
     bodies::{Attributes, Tags, tagged_call},
     cursor::{Break, Cursor, Lexicon, Markers},
+    grammar::{Grammar, Piece, TaggedValues},
     tools::Tools,
 };
 
@@ -15,6 +16,16 @@ pub(crate) struct Glm {
     name_end: Markers,
     tags: Tags,
 }
+
+const BEFORE_VALUE: &[Piece] = &[Piece::Marker("</arg_key>"), Piece::MaybeNewline, Piece::Marker("<arg_value>")];
+
+const VALUES: TaggedValues = TaggedValues {
+    open: &[Piece::Marker("<arg_key>")],
+    before_text: BEFORE_VALUE,
+    before_json: BEFORE_VALUE,
+    close: ("", "</arg_value>"),
+    behind: &[Piece::MaybeNewline],
+};
 
 impl CallFormat for Glm {
     const TRIGGERS: &'static [Trigger] = &[Trigger::Marker("<tool_call>")];
@@ -34,6 +45,16 @@ impl CallFormat for Glm {
                 framed: false,
             },
         }
+    }
+
+    fn grammar(grammar: &mut Grammar<'_>) {
+        let (open, close) = (grammar.marker("<tool_call>"), grammar.marker("</tool_call>"));
+        grammar.rule("calls", grammar.repeated("call", r#"("\n")?"#));
+        grammar.rule("call", format!("{open} function {close}"));
+        grammar.any_tool("function", |grammar, tool| {
+            let (name, parameters) = (grammar.text(tool.name()), grammar.parameters(tool, &VALUES));
+            format!(r#"{name} ("\n")? {parameters}"#)
+        });
     }
 
     async fn read(&self, cursor: &Cursor, _: usize) -> Result<(), Break> {

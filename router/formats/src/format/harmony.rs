@@ -8,6 +8,7 @@
 use crate::{
     bodies::tool_name,
     cursor::{Break, Cursor, Lexicon, Markers},
+    grammar::Grammar,
     limits::MAX_NAME,
     output::{Channel, Output},
 };
@@ -44,6 +45,22 @@ impl Harmony {
             header: lexicon.markers(["<|message|>", "<|channel|>", "<|constrain|>"]),
             reads_calls,
         }
+    }
+
+    /// Writes the rule `calls`: reasoning that may be left out, then calls.
+    pub fn grammar(grammar: &mut Grammar<'_>) {
+        let marker = |text| grammar.marker(text);
+        let (channel, message, constrain) =
+            (marker("<|channel|>"), marker("<|message|>"), marker("<|constrain|>"));
+        let next = format!(r#"{} {} "assistant""#, marker("<|end|>"), marker("<|start|>"));
+        // Behind a call the model waits for its result.
+        grammar.rule("calls", "reasoning? call");
+        grammar.rule("reasoning", format!(r#"{channel} "analysis" {message} FREE {next}"#));
+        grammar.any_tool("call", |grammar, tool| {
+            let to = grammar.text(&format!("commentary to=functions.{}", tool.name()));
+            let json = grammar.arguments(tool);
+            format!(r#"{channel} {to} (" " {constrain} "json")? {message} {json}"#)
+        });
     }
 
     /// Reads messages up to the end of the output.

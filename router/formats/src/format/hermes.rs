@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use super::{CallFormat, Trigger};
 use crate::{
-    bodies::{ObjectRules, object},
+    bodies::{ObjectRules, json_call, object},
     cursor::{Break, Cursor, Lexicon, Markers},
+    grammar::Grammar,
     output::Output,
     tools::Tools,
 };
@@ -23,6 +24,13 @@ impl CallFormat for Hermes {
 
     fn new(lexicon: &mut Lexicon<'_>, _: Arc<Tools>) -> Self {
         Self { block: lexicon.markers(["</tool_call>", OPEN]) }
+    }
+
+    fn grammar(grammar: &mut Grammar<'_>) {
+        let (open, close) = (grammar.marker(OPEN), grammar.marker("</tool_call>"));
+        grammar.rule("calls", grammar.repeated("call", r#""\n""#));
+        grammar.rule("call", format!(r#"{open} "\n" object "\n" {close}"#));
+        grammar.any_tool("object", |grammar, tool| json_call(grammar, tool, "arguments"));
     }
 
     async fn read(&self, cursor: &Cursor, _: usize) -> Result<(), Break> {

@@ -7,6 +7,7 @@ use super::{CallFormat, Trigger};
 use crate::{
     bodies::{arguments, tool_name},
     cursor::{Break, Cursor, Lexicon, Markers},
+    grammar::Grammar,
     output::Output,
     tools::Tools,
 };
@@ -37,6 +38,19 @@ impl CallFormat for Kimi {
             arguments: lexicon.markers(["<|tool_call_argument_begin|>"]),
             call_end: lexicon.markers(["<|tool_call_end|>"]),
         }
+    }
+
+    fn grammar(grammar: &mut Grammar<'_>) {
+        let marker = |text| grammar.marker(text);
+        let (begin, end) = (marker("<|tool_calls_section_begin|>"), marker(SECTION_ENDS[0]));
+        let (call, call_end) = (marker("<|tool_call_begin|>"), marker("<|tool_call_end|>"));
+        let arguments = marker("<|tool_call_argument_begin|>");
+        grammar.rule("calls", format!("{begin} {} {end}", grammar.repeated("call", "")));
+        grammar.rule("call", format!("{call} named {call_end}"));
+        grammar.any_tool("named", |grammar, tool| {
+            let (id, json) = (grammar.text(&format!("functions.{}:", tool.name())), grammar.arguments(tool));
+            format!("{id} /[0-9]{{1,6}}/ {arguments} {json}")
+        });
     }
 
     async fn read(&self, cursor: &Cursor, trigger: usize) -> Result<(), Break> {

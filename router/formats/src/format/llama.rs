@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use super::{CallFormat, Trigger};
 use crate::{
-    bodies::{ObjectRules, object},
+    bodies::{ObjectRules, json_call, object},
     cursor::{Break, Cursor, Lexicon},
+    grammar::Grammar,
     tools::Tools,
 };
 
@@ -22,6 +23,11 @@ impl CallFormat for Llama {
 
     fn new(_: &mut Lexicon<'_>, tools: Arc<Tools>) -> Self {
         Self { tools }
+    }
+
+    fn grammar(grammar: &mut Grammar<'_>) {
+        grammar.rule("calls", grammar.repeated("call", r#""; ""#));
+        grammar.any_tool("call", |grammar, tool| json_call(grammar, tool, "parameters"));
     }
 
     async fn read(&self, cursor: &Cursor, trigger: usize) -> Result<(), Break> {

@@ -6,6 +6,7 @@ use super::{CallFormat, Trigger};
 use crate::{
     bodies::{Attributes, Tags, tagged_call},
     cursor::{Break, Cursor, Lexicon, Markers},
+    grammar::{Grammar, Piece, TaggedValues},
     output::Output,
     tools::Tools,
 };
@@ -20,6 +21,14 @@ pub(crate) struct MiniMax {
 /// Position of the block's end in `block`, and among the markers between parameters.
 const BLOCK_END: usize = 0;
 const BLOCK_END_IN_CALL: usize = 2;
+
+const VALUES: TaggedValues = TaggedValues {
+    open: &[Piece::Marker("<parameter name=\"")],
+    before_text: &[Piece::Text("\">")],
+    before_json: &[Piece::Text("\">")],
+    close: ("", "</parameter>"),
+    behind: &[Piece::MaybeNewline],
+};
 
 impl CallFormat for MiniMax {
     const TRIGGERS: &'static [Trigger] = &[Trigger::Marker("<minimax:tool_call>")];
@@ -40,6 +49,17 @@ impl CallFormat for MiniMax {
                 framed: false,
             },
         }
+    }
+
+    fn grammar(grammar: &mut Grammar<'_>) {
+        let (open, close) = (grammar.marker("<minimax:tool_call>"), grammar.marker("</minimax:tool_call>"));
+        let calls = grammar.repeated("call", r#"("\n")?"#);
+        grammar.rule("calls", format!(r#"{open} ("\n")? {calls} ("\n")? {close}"#));
+        let (invoke, end) = (grammar.marker("<invoke name=\""), grammar.marker("</invoke>"));
+        grammar.any_tool("call", |grammar, tool| {
+            let (name, parameters) = (grammar.text(tool.name()), grammar.parameters(tool, &VALUES));
+            format!(r#"{invoke} {name} "\">" ("\n")? {parameters} {end}"#)
+        });
     }
 
     async fn read(&self, cursor: &Cursor, _: usize) -> Result<(), Break> {

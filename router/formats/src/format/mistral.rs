@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use super::{CallFormat, Trigger};
 use crate::{
-    bodies::{ObjectRules, arguments, object, tool_name},
+    bodies::{ObjectRules, arguments, json_call, object, tool_name},
     cursor::{Break, Cursor, Lexicon, Markers},
+    grammar::Grammar,
     tools::Tools,
 };
 
@@ -25,6 +26,27 @@ impl CallFormat for Mistral {
 
     fn new(lexicon: &mut Lexicon<'_>, _: Arc<Tools>) -> Self {
         Self { name_end: lexicon.markers(["[CALL_ID]", "[ARGS]"]), id_end: lexicon.markers(["[ARGS]"]) }
+    }
+
+    fn grammar(grammar: &mut Grammar<'_>) {
+        let open = grammar.marker("[TOOL_CALLS]");
+        if !grammar.is_token("[ARGS]") {
+            let list = grammar.repeated("object", r#"", ""#);
+            grammar.rule("calls", format!(r#"{open} (" ")? "[" {list} "]""#));
+            grammar.any_tool("object", |grammar, tool| json_call(grammar, tool, "arguments"));
+            return;
+        }
+        let id = match grammar.is_token("[CALL_ID]") {
+            true => format!("({} /[A-Za-z0-9]{{{ID_LENGTH}}}/)?", grammar.marker("[CALL_ID]")),
+            false => String::new(),
+        };
+        let arguments = grammar.marker("[ARGS]");
+        grammar.rule("calls", grammar.repeated("call", ""));
+        grammar.rule("call", format!("{open} named"));
+        grammar.any_tool("named", |grammar, tool| {
+            let (name, json) = (grammar.text(tool.name()), grammar.arguments(tool));
+            format!("{name} {id} {arguments} {json}")
+        });
     }
 
     async fn read(&self, cursor: &Cursor, _: usize) -> Result<(), Break> {

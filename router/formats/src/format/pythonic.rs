@@ -9,6 +9,7 @@ use super::{CallFormat, Trigger};
 use crate::{
     bodies::tool_name,
     cursor::{Break, Cursor, Lexicon, Markers},
+    grammar::Grammar,
     json::escape,
     limits::MAX_NAME,
     tools::Tools,
@@ -26,6 +27,14 @@ impl CallFormat for Pythonic {
 
     fn new(lexicon: &mut Lexicon<'_>, _: Arc<Tools>) -> Self {
         Self { end: lexicon.markers(["<|python_end|>"]) }
+    }
+
+    fn grammar(grammar: &mut Grammar<'_>) {
+        grammar.rule("calls", format!(r#""[" {} "]""#, grammar.repeated("call", r#"", ""#)));
+        grammar.any_tool("call", |grammar, tool| {
+            let (name, keywords) = (grammar.text(&format!("{}(", tool.name())), grammar.keywords(tool));
+            format!(r#"{name} {keywords} ")""#)
+        });
     }
 
     async fn read(&self, cursor: &Cursor, trigger: usize) -> Result<(), Break> {

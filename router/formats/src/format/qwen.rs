@@ -9,6 +9,7 @@ use super::{CallFormat, Trigger};
 use crate::{
     bodies::{Attributes, Tags, tagged_call},
     cursor::{Break, Cursor, Lexicon, Markers},
+    grammar::{Grammar, Piece, TaggedValues},
     output::Output,
     tools::Tools,
 };
@@ -28,6 +29,14 @@ const BLOCK: usize = 0;
 const FUNCTION: usize = 1;
 /// Position of `</tool_call>` among the markers between parameters.
 const BLOCK_END: usize = 2;
+
+const VALUES: TaggedValues = TaggedValues {
+    open: &[Piece::Marker("<parameter=")],
+    before_text: &[Piece::Text(">\n")],
+    before_json: &[Piece::Text(">\n")],
+    close: ("\n", "</parameter>"),
+    behind: &[Piece::Text("\n")],
+};
 
 impl CallFormat for Qwen {
     const TRIGGERS: &'static [Trigger] = &[Trigger::Marker("<tool_call>"), Trigger::Marker("<function=")];
@@ -49,6 +58,18 @@ impl CallFormat for Qwen {
             block: lexicon.markers(["</tool_call>", "<function="]),
             close: lexicon.markers(["</tool_call>"]),
         }
+    }
+
+    fn grammar(grammar: &mut Grammar<'_>) {
+        let marker = |text| grammar.marker(text);
+        let (open, close, end) = (marker("<tool_call>"), marker("</tool_call>"), marker("</function>"));
+        let function = marker("<function=");
+        grammar.rule("calls", grammar.repeated("call", r#""\n""#));
+        grammar.rule("call", format!(r#"{open} "\n" function "\n" {close}"#));
+        grammar.any_tool("function", |grammar, tool| {
+            let (name, parameters) = (grammar.text(tool.name()), grammar.parameters(tool, &VALUES));
+            format!(r#"{function} {name} ">\n" {parameters} {end}"#)
+        });
     }
 
     async fn read(&self, cursor: &Cursor, trigger: usize) -> Result<(), Break> {

@@ -36,6 +36,11 @@ impl Types {
         self.0 & other.0 != 0
     }
 
+    /// True if any text is a value.
+    pub fn allow_text(self) -> bool {
+        self.has(Self::TEXT)
+    }
+
     /// True if the value streams as text.
     pub fn is_text(self) -> bool {
         self.0 & !Self::TEXT.0 == 0

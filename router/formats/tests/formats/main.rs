@@ -5,6 +5,7 @@
 
 mod cases;
 mod example;
+mod grammars;
 mod hostile;
 mod malformed;
 mod samples;

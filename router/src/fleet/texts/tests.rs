@@ -7,7 +7,7 @@ fn files(tokenizer: &[u8]) -> TextFiles {
 
 #[tokio::test]
 async fn text_that_was_read_ahead_is_used_for_the_same_files_only() {
-    let texts = Texts::new(false, None);
+    let texts = Texts::new(TextSettings::default(), None);
     let first = files(&test_support::tokenizer_json());
     let other = TextFiles { generation_config: Some(b"{}".to_vec()), ..first.clone() };
     texts.keep_ahead(first.clone()).await;
@@ -21,7 +21,7 @@ async fn text_that_was_read_ahead_is_used_for_the_same_files_only() {
 
 #[tokio::test]
 async fn broken_files_are_reported_when_they_are_offered() {
-    let texts = Texts::new(false, None);
+    let texts = Texts::new(TextSettings::default(), None);
     texts.keep_ahead(files(b"{}")).await;
     let error = texts.read(texts.offer_of(files(b"{}"))).await.err().unwrap();
     assert_eq!(error.field(), Some("tokenizer"));

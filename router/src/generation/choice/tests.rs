@@ -16,6 +16,8 @@ fn choice(stops: &[String], min_tokens: u32) -> Choice {
         min_tokens,
         ending_tokens: [STOP, END].into(),
         prompt_logprobs: None,
+        parser: None,
+        tools: Arc::default(),
     })
 }
 

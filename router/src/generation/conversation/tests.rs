@@ -22,7 +22,7 @@ fn model(template: &str) -> ServedModel {
     let config = json!({ "chat_template": template, "eos_token": "<|end|>" }).to_string();
     let template =
         ChatTemplate::read(Some(config.as_bytes()), None).unwrap().map(|template| Ok(Arc::new(template)));
-    let text = ServedText { tokenizer: Some(tokenizer()), template, defaults: Default::default() };
+    let text = ServedText { tokenizer: Some(tokenizer()), template, defaults: Default::default(), dialect: Default::default() };
     let input = pb::MediaInput {
         kind: MediaKind::Audio.into(),
         placeholder_token_id: BEGIN,

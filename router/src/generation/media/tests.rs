@@ -18,7 +18,7 @@ fn model(takes_audio: bool) -> ServedModel {
     };
     let declaration =
         pb::ModelDeclaration { media: if takes_audio { vec![input] } else { vec![] }, ..Default::default() };
-    let text = ServedText { tokenizer: None, template: None, defaults: Default::default() };
+    let text = ServedText { tokenizer: None, template: None, defaults: Default::default(), dialect: Default::default() };
     let description = pb::ModelDescription {
         max_context_tokens: 16,
         max_request_tokens: 16,

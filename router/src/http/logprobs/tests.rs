@@ -9,7 +9,7 @@ const IDS: [u32; 8] = [257, 259, 0x61, 258, 0x62, 300, 301, 256];
 
 fn model() -> ServedModel {
     let tokenizer = Some(test_support::byte_fallback_tokenizer());
-    let text = ServedText { tokenizer, template: None, defaults: Default::default() };
+    let text = ServedText { tokenizer, template: None, defaults: Default::default(), dialect: Default::default() };
     ServedModel { description: ModelDescription::default(), text: Arc::new(text) }
 }
 

@@ -2,7 +2,7 @@ use super::*;
 
 fn conversation(body: &str) -> Result<(Conversation, Vec<Media>), Error> {
     let mut fields = Fields::of_body(body.as_bytes(), Scope::Chat)?;
-    let (prompt, media) = take(&mut fields)?;
+    let Given { prompt, media, .. } = take(&mut fields)?;
     fields.finish()?;
     let Prompt::Chat { conversation, .. } = prompt else { panic!("messages are a chat") };
     Ok((conversation, media))
@@ -70,5 +70,5 @@ fn errors_name_the_full_path_of_the_member() {
     assert_eq!(audio(r#"{"data": "AQI="}"#), format!("{path}.format"));
     assert_eq!(audio(r#"{"data": "AQI=", "format": "wav", "id": 1}"#), format!("{path}.id"));
     let tools = r#"{"messages": [{"role": "assistant", "content": "x", "tool_calls": [1]}]}"#;
-    assert_eq!(refused(tools), "messages[0].tool_calls");
+    assert_eq!(refused(tools), "messages[0].tool_calls[0]");
 }

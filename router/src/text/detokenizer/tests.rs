@@ -203,3 +203,18 @@ proptest! {
         prop_assert_eq!(whole, tokenizer.decode(&words, SpecialTokens::Exclude).unwrap());
     }
 }
+
+#[test]
+fn text_before_a_marker_is_released_and_text_behind_it_keeps_its_space() {
+    let byte_level = test_support::tokenizer();
+    let mut detokenizer = Detokenizer::new(byte_level.clone(), SpecialTokens::Exclude);
+    assert_eq!(detokenizer.push(0xc3).text, "");
+    assert_eq!(detokenizer.release(), "\u{fffd}");
+    assert_eq!((detokenizer.push(97).text.as_str(), detokenizer.release().as_str()), ("a", ""));
+    let metaspace = test_support::metaspace_tokenizer();
+    let mut detokenizer = Detokenizer::new(metaspace, SpecialTokens::Exclude);
+    assert_eq!(detokenizer.push(0).text, "a");
+    assert_eq!(detokenizer.release(), "");
+    // The decoder strips the space of the first token alone.
+    assert_eq!(detokenizer.push(1).text, " b");
+}

@@ -28,6 +28,8 @@ pub const SPECIAL_TOKEN_NAMES: [&str; 8] = [
 pub struct TokenizerFiles {
     /// The chat template in tokenizer_config.json.
     pub template: Option<String>,
+    /// The chat template for requests with tools in tokenizer_config.json, if it is another one.
+    pub tool_template: Option<String>,
     /// Special tokens by name, such as `eos_token`.
     pub named: BTreeMap<String, String>,
     /// Tokens of the tokenizer besides those in tokenizer.json, in the order of their ids.
@@ -75,21 +77,21 @@ impl TokenizerFiles {
             .transpose()
             .map_err(|e| invalid("special_tokens_map.json", e))?;
         let DeclaredTokens { named, tokens } = DeclaredTokens::of(config.rest, map.unwrap_or_default());
-        let template = match config.chat_template {
-            Some(TemplateField::One(source)) => Some(source),
-            Some(TemplateField::Named(named)) => default_of(named),
-            None => None,
+        let (template, tool_template) = match config.chat_template {
+            Some(TemplateField::One(source)) => (Some(source), None),
+            Some(TemplateField::Named(named)) => (of_name(&named, "default"), of_name(&named, "tool_use")),
+            None => (None, None),
         };
         let added = config.added_tokens_decoder.unwrap_or_default();
         let added = added.into_values().map(|token| token.into_added(false)).collect();
-        Ok(Self { template, named, added, declared: tokens })
+        Ok(Self { template, tool_template, named, added, declared: tokens })
     }
 }
 
-/// The template named `default`. Checkpoints with several templates (for tools, for retrieval) give this name to the
-/// plain template.
-fn default_of(named: Vec<NamedTemplate>) -> Option<String> {
-    named.into_iter().find(|t| t.name == "default").map(|t| t.template)
+/// The template of this name. Checkpoints with several templates name the plain one `default`, and the one for tools
+/// `tool_use`.
+fn of_name(named: &[NamedTemplate], name: &str) -> Option<String> {
+    named.iter().find(|template| template.name == name).map(|template| template.template.clone())
 }
 
 #[cfg(test)]

@@ -1,7 +1,9 @@
 //! The turns of a conversation, in the shapes that templates read.
 
-use minijinja::{Value, context};
+use minijinja::{Value, context, value::Serde};
 use tutti_proto::cluster::v1::MediaKind;
+
+use super::python;
 
 /// One turn of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,6 +14,47 @@ pub struct Message {
     pub content: Content,
     /// Name of the speaker, for templates that show it.
     pub name: Option<String>,
+    /// The reasoning in front of an assistant's text. The template decides whether it shows it.
+    pub reasoning: Option<String>,
+    /// The tool calls of an assistant's message.
+    pub calls: Vec<ToolCall>,
+    /// The id of the call whose result the message is.
+    pub call_id: Option<String>,
+}
+
+/// A tool call of an earlier turn.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ToolCall {
+    /// The client's id, which templates show as it is.
+    pub id: Option<String>,
+    /// Name of the tool.
+    pub name: String,
+    /// The arguments. Templates iterate over them, or write them as JSON.
+    pub arguments: serde_json::Map<String, serde_json::Value>,
+}
+
+/// A shape of the arguments of calls that templates read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ArgumentShape {
+    /// An object.
+    #[default]
+    Object,
+    /// The JSON of an object, as a text.
+    Json,
+}
+
+impl ToolCall {
+    fn value(&self, shape: ArgumentShape) -> Value {
+        let arguments = match shape {
+            ArgumentShape::Object => Value::from(Serde(&self.arguments)),
+            ArgumentShape::Json => Value::from(python::json(&self.arguments)),
+        };
+        let function = context! { name => self.name.as_str(), arguments };
+        match &self.id {
+            Some(id) => context! { id => id.as_str(), type => "function", function },
+            None => context! { type => "function", function },
+        }
+    }
 }
 
 /// Content of a message, as the client gave it.
@@ -44,13 +87,20 @@ pub enum Shape {
 }
 
 impl Message {
-    /// A message without a name.
+    /// A message with nothing but a text.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
-        Self { role: role.into(), content: Content::Text(content.into()), name: None }
+        Self {
+            role: role.into(),
+            content: Content::Text(content.into()),
+            name: None,
+            reasoning: None,
+            calls: Vec::new(),
+            call_id: None,
+        }
     }
 
     /// The message as a template reads it.
-    pub fn shaped(&self, shape: Shape) -> Value {
+    pub fn shaped(&self, shape: Shape, arguments: ArgumentShape) -> Value {
         let part = |text: &str| context! { type => "text", text => text };
         let content = match (shape, &self.content) {
             (Shape::Text, content) => Value::from(content.joined()),
@@ -60,10 +110,20 @@ impl Message {
                 parts.iter().map(|one| part(one.shown())).collect::<Value>()
             }
         };
-        match &self.name {
-            Some(name) => context! { role => self.role.as_str(), content, name },
-            None => context! { role => self.role.as_str(), content },
+        let mut members = vec![("role", Value::from(self.role.as_str())), ("content", content)];
+        members.extend(self.name.as_deref().map(|name| ("name", Value::from(name))));
+        if let Some(reasoning) = self.reasoning.as_deref() {
+            members.extend(["reasoning_content", "reasoning"].map(|key| (key, Value::from(reasoning))));
+            // Harmony's template has one of the two in a message with calls, and refuses both.
+            if self.content.is_empty() {
+                members.push(("thinking", Value::from(reasoning)));
+            }
         }
+        if !self.calls.is_empty() {
+            members.push(("tool_calls", self.calls.iter().map(|call| call.value(arguments)).collect()));
+        }
+        members.extend(self.call_id.as_deref().map(|id| ("tool_call_id", Value::from(id))));
+        Value::from_pairs(members)
     }
 }
 
@@ -90,6 +150,14 @@ impl Content {
             ContentPart::Text(text) => Some(text),
             ContentPart::Media { .. } => None,
         }))
+    }
+
+    /// True if there is neither text nor media.
+    fn is_empty(&self) -> bool {
+        match self {
+            Self::Text(text) => text.is_empty(),
+            Self::List(parts) => parts.is_empty(),
+        }
     }
 
     /// The text at the end; `None` if the end is a media item, or nothing.

@@ -248,6 +248,22 @@ fn trim(value: Value, chars: Option<String>) -> Value {
     })
 }
 
+/// Python's `json.dumps(value, ensure_ascii=False)` of an object.
+pub fn json(object: &serde_json::Map<String, serde_json::Value>) -> String {
+    let style = PythonJson {
+        item: ", ".to_owned(),
+        member: ": ".to_owned(),
+        indent: None,
+        ascii: false,
+        depth: 0,
+        has_items: false,
+    };
+    let mut text = Vec::new();
+    // Writing a map of values into memory does not fail.
+    let _ = object.serialize(&mut serde_json::Serializer::with_formatter(&mut text, style));
+    String::from_utf8(text).unwrap_or_default()
+}
+
 /// Python's `json.dumps(value, ensure_ascii=False)`. It replaces minijinja's own filter, which escapes for HTML.
 fn to_json(value: Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;

@@ -5,7 +5,7 @@
 
 use minijinja::Value;
 
-use super::message::{Content, ContentPart, Message, Shape};
+use super::message::{ArgumentShape, Content, ContentPart, Message, Shape, ToolCall};
 
 /// A text of two words on two lines. The line break distinguishes a text from Python's or JSON's writing of it.
 struct Probe {
@@ -50,6 +50,25 @@ enum Shown {
     Refused,
 }
 
+impl ArgumentShape {
+    /// Finds the shape in which a template reads arguments. Templates that join them to texts refuse objects.
+    pub fn find(render: &dyn Fn(&[Value]) -> Option<String>) -> Self {
+        let call = ToolCall {
+            // Templates of Mistral refuse ids of other lengths.
+            id: Some("callprobe".to_owned()),
+            name: "probe".to_owned(),
+            arguments: [("key".to_owned(), ONE.words[0].into())].into_iter().collect(),
+        };
+        let shows = |arguments: Self| {
+            let asked = Message::new("user", "other").shaped(Shape::Text, arguments);
+            let called = Message { calls: vec![call.clone()], ..Message::new("assistant", "") };
+            let rendered = render(&[asked, called.shaped(Shape::Text, arguments)]);
+            rendered.is_some_and(|text| text.contains(ONE.words[0]))
+        };
+        if !shows(Self::Object) && shows(Self::Json) { Self::Json } else { Self::Object }
+    }
+}
+
 impl Shapes {
     /// Finds the shapes for a role. `render` renders messages, and returns `None` if the template refuses them.
     pub fn find(role: &str, render: &dyn Fn(&[Value]) -> Option<String>) -> Self {
@@ -60,11 +79,11 @@ impl Shapes {
         let shown = |probe: Message, shape: Shape| {
             // The other messages have a shape of their own, because roles may be read in different ways.
             let tries = [Shape::Text, Shape::List].map(|others| {
-                let other = |role: &str| Message::new(role, "other").shaped(others);
+                let other = |role: &str| Message::new(role, "other").shaped(others, ArgumentShape::Object);
                 let conversation = match role {
-                    "system" => vec![probe.shaped(shape), other("user")],
-                    "assistant" => vec![other("user"), probe.shaped(shape), other("user")],
-                    _ => vec![probe.shaped(shape)],
+                    "system" => vec![probe.shaped(shape, ArgumentShape::Object), other("user")],
+                    "assistant" => vec![other("user"), probe.shaped(shape, ArgumentShape::Object), other("user")],
+                    _ => vec![probe.shaped(shape, ArgumentShape::Object)],
                 };
                 match render(&conversation) {
                     None => Shown::Refused,

@@ -240,3 +240,34 @@ fn variables_of_the_route_are_refused() {
         assert_eq!(error.field(), Some(format!("chat_template_kwargs.{name}").as_str()));
     }
 }
+
+#[test]
+fn arguments_are_objects_unless_the_template_joins_them_to_texts() {
+    let call = |arguments: serde_json::Value| ToolCall {
+        id: Some("a".into()),
+        name: "f".into(),
+        arguments: arguments.as_object().unwrap().clone(),
+    };
+    let calls = vec![call(json!({ "b": "é", "a": [1, true] }))];
+    let messages = [Message { calls, ..Message::new("assistant", "") }];
+    let of_call = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}";
+    let end = "{% endfor %}{% endfor %}";
+    for (source, expected) in [
+        ("{% for k, v in c.function.arguments|items %}{{ k }}={{ v|tojson }};{% endfor %}", "b=\"é\";a=[1, true];"),
+        ("{{ c.function.arguments | tojson }}", "{\"b\": \"é\", \"a\": [1, true]}"),
+        ("{{ '<' + c.function.arguments + '>' }}", "<{\"b\": \"é\", \"a\": [1, true]}>"),
+        ("{{ c.id }}{{ c.type }}{{ c.function.name }}", "afunctionf"),
+    ] {
+        let template = read(json!({ "chat_template": format!("{of_call}{source}{end}") }));
+        assert_eq!(template.render(&messages, &prompt(), MAX).unwrap(), expected, "{source}");
+    }
+}
+
+#[test]
+fn reasoning_has_the_names_that_templates_have_for_it() {
+    let thought = |content: &str| Message { reasoning: Some("Hm".into()), ..Message::new("assistant", content) };
+    let source = "{% for m in messages %}{{ m.content }}|{{ m.reasoning_content }}{{ m.reasoning }}{{ m.thinking }};{% endfor %}";
+    let template = read(json!({ "chat_template": source }));
+    let messages = [thought("x"), thought(""), Message::new("user", "y")];
+    assert_eq!(template.render(&messages, &prompt(), MAX).unwrap(), "x|HmHm;|HmHmHm;y|;");
+}

@@ -30,6 +30,11 @@ fn stand_ins() -> Vec<char> {
 /// The token ids 0 to 255 are single bytes. 256 is `he`, 257 `ll`, 258 `hell`, 259 `hello`. The special tokens are 260
 /// (`<|begin|>`), 261 (`<|end|>`) and 262 (`<|role|>`). 263 (`<think>`) is an added token that is not special.
 pub fn byte_level() -> Vec<u8> {
+    with_markers(&[])
+}
+
+/// The same tokenizer with further added tokens, which are special. Their ids count from 264.
+pub fn with_markers(markers: &[&str]) -> Vec<u8> {
     let mut vocab: serde_json::Map<String, Value> =
         stand_ins().iter().enumerate().map(|(id, c)| (c.to_string(), json!(id))).collect();
     for (id, token) in ["he", "ll", "hell", "hello"].into_iter().enumerate() {
@@ -39,12 +44,17 @@ pub fn byte_level() -> Vec<u8> {
         json!({ "id": id, "content": content, "special": special, "single_word": false, "lstrip": false,
             "rstrip": false, "normalized": false })
     };
+    let mut tokens = vec![
+        added(260, "<|begin|>", true),
+        added(261, "<|end|>", true),
+        added(262, "<|role|>", true),
+        added(263, "<think>", false),
+    ];
+    // Ids of added tokens follow those of the vocabulary, so they have no gaps.
+    tokens.extend(markers.iter().zip(264..).map(|(text, id)| added(id, text, true)));
     json!({
         "version": "1.0",
-        "added_tokens": [
-            added(260, "<|begin|>", true), added(261, "<|end|>", true), added(262, "<|role|>", true),
-            added(263, "<think>", false),
-        ],
+        "added_tokens": tokens,
         "pre_tokenizer": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
         "decoder": { "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true },
         "model": { "type": "BPE", "vocab": vocab, "merges": ["h e", "l l", "he ll", "hell o"] },

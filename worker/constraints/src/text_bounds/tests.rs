@@ -52,6 +52,14 @@ fn lists_and_grammars_have_bounds() {
         refusal(check_lark("grammar", &rules)),
         "grammar: has 1025 rules and alternatives; the limit is 1024"
     );
+    // Schemas have bounds of their own.
+    let members: Vec<String> = (0..2000).map(|n| format!("\"p{n}\": {{\"enum\": [\"a|b\"]}}")).collect();
+    let schema = format!("start: a\na: %json {{\"properties\": {{{}}}}}\n", members.join(", "));
+    assert_eq!(check_lark("grammar", &schema), Ok(()));
+    assert!(check_lark("grammar", &(schema + &rules)).is_err());
+    // But a text that only looks like one hides nothing.
+    let hidden = "a: \"%json\" | \"x\"\n".repeat(1000);
+    assert!(check_lark("grammar", &hidden).is_err());
 }
 
 #[test]

@@ -1,14 +1,21 @@
 use tutti_runtime::{Error, health::State, metrics::Metrics};
 
 use super::*;
-use crate::fleet::{Access, Conductors, FleetSettings};
+use crate::{
+    fleet::{Access, Conductors, FleetSettings},
+    served::TextSettings,
+};
+
+fn without_text() -> TextSettings {
+    TextSettings { skip_tokenizer_init: true, ..TextSettings::default() }
+}
 
 #[tokio::test]
 async fn found_conductors_join_the_fleet_and_an_empty_lookup_changes_nothing() {
     let metrics = Metrics::default();
     let discover = Some("conductors:1".into());
     let conductors = Conductors { discover, access: Access::insecure(), ..Conductors::default() };
-    let fleet = Fleet::new(conductors, FleetSettings::default(), true, None, &metrics);
+    let fleet = Fleet::new(conductors, FleetSettings::default(), without_text(), None, &metrics);
     let names = |text: &str| text.split_whitespace().map(str::to_owned).collect::<BTreeSet<_>>();
     let why = || match fleet.readiness() {
         (State::Not(why), _) => why,
@@ -33,7 +40,7 @@ async fn found_conductors_join_the_fleet_and_an_empty_lookup_changes_nothing() {
 #[tokio::test]
 async fn an_address_found_that_may_not_be_used_is_named() {
     let conductors = Conductors { discover: Some("localhost:1".into()), ..Conductors::default() };
-    let fleet = Fleet::new(conductors, FleetSettings::default(), true, None, &Metrics::default());
+    let fleet = Fleet::new(conductors, FleetSettings::default(), without_text(), None, &Metrics::default());
     let found = BTreeSet::from(["http://10.0.0.1:1".to_owned()]);
     let problem = fleet.take_found("localhost:1", found).unwrap();
     assert!(problem.contains("10.0.0.1:1") && problem.contains("--insecure-plaintext"), "{problem}");

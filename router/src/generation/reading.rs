@@ -1,0 +1,217 @@
+//! The reading of a chat's answer: its reasoning, its content and its tool calls.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+use tutti_formats::{Block, CallLimit, Calls, Format, Parser, ToolGrammar, Tools, Wanted};
+use tutti_proto::{
+    cluster::v1::Thinking,
+    v1::{Constraint, constraint},
+};
+use tutti_runtime::Error;
+
+use super::request::GenerationRequest;
+use crate::{served::ServedModel, text::dialect::ModelDialect};
+
+/// A declared tool.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tool {
+    /// Its name.
+    pub name: String,
+    /// The JSON schema of its arguments. `None` if it has no arguments.
+    pub parameters: Option<Map<String, Value>>,
+    /// True if the arguments of every call follow the schema.
+    pub is_strict: bool,
+}
+
+/// The calls that a request wants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ToolChoice {
+    /// None: what looks like a call is text.
+    None,
+    /// Those that the model makes.
+    #[default]
+    Auto,
+    /// At least one.
+    Required,
+    /// Calls of the tool with this index, at least one.
+    Named(usize),
+}
+
+/// The tools of a chat, and what its answer may hold.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Reading {
+    /// The declared tools.
+    pub tools: Vec<Tool>,
+    /// The calls that the request wants.
+    pub choice: ToolChoice,
+    /// Number of calls that an answer may have.
+    pub limit: CallLimit,
+    /// Number of calls in earlier messages.
+    pub earlier_calls: usize,
+    /// Maximum number of tokens inside a block of reasoning.
+    pub max_thinking_tokens: Option<u32>,
+}
+
+/// Refuses what the model cannot do, and constrains the answer to the calls that the request wants.
+pub fn constrain(request: &mut GenerationRequest, model: &ServedModel) -> Result<(), Error> {
+    let Some(reading) = &request.reading else { return Ok(()) };
+    let Some(calls) = reading.constraint(model)? else { return Ok(()) };
+    if request.constraint.is_some() {
+        let message = "cannot be required, named or strict where the answer follows a format of its own \
+                       (response_format, structured_outputs)";
+        return Err(Error::invalid("tools", message));
+    }
+    request.constraint = Some(calls);
+    Ok(())
+}
+
+/// Name of the parameter of [`Reading::max_thinking_tokens`].
+const BUDGET: &str = "thinking_token_budget";
+
+impl Reading {
+    /// Refuses what the model cannot do. Returns the constraint that the wanted calls are.
+    fn constraint(&self, model: &ServedModel) -> Result<Option<Constraint>, Error> {
+        let dialect = &model.text.dialect;
+        if self.max_thinking_tokens.is_some() {
+            thinking_tokens(dialect)?.ok_or_else(|| {
+                Error::invalid(BUDGET, "is not supported: the chat template has no markers of reasoning")
+            })?;
+        }
+        if self.tools.is_empty() {
+            return Ok(None);
+        }
+        // A server without a tokenizer refuses chats as such.
+        model.tokenizer("messages", "chat")?;
+        let format = dialect.format().map_err(|refusal| {
+            Error::invalid("tools", format!("are not supported: {refusal} (setting tool_parser)"))
+        })?;
+        let Some(wanted) = self.wanted() else { return Ok(None) };
+        let Some(grammar) = self.grammar(format, dialect, wanted)? else { return Ok(None) };
+        Ok(Some(Constraint { kind: Some(constraint::Kind::Lark(grammar)), ..Constraint::default() }))
+    }
+
+    /// The calls that have to follow a grammar.
+    fn wanted(&self) -> Option<Wanted> {
+        match self.choice {
+            ToolChoice::Required | ToolChoice::Named(_) => Some(Wanted::Calls),
+            ToolChoice::Auto if self.tools.iter().any(|tool| tool.is_strict) => Some(Wanted::TextAndCalls),
+            ToolChoice::Auto | ToolChoice::None => None,
+        }
+    }
+
+    fn grammar(
+        &self,
+        format: Format,
+        dialect: &ModelDialect,
+        wanted: Wanted,
+    ) -> Result<Option<String>, Error> {
+        let tools = self.tools.iter().enumerate().filter(|(index, _)| match self.choice {
+            ToolChoice::Named(named) => *index == named,
+            _ => true,
+        });
+        let is_enforced = |tool: &Tool| wanted == Wanted::Calls || tool.is_strict;
+        let tools: Vec<_> = tools
+            .map(|(index, tool)| {
+                let schema = tool.parameters.as_ref().filter(|_| is_enforced(tool));
+                if let Some(member) = schema.and_then(|schema| reserved(schema)) {
+                    let path = format!("tools[{index}].function.parameters");
+                    return Err(Error::invalid(path, format!("has the member {member:?}, which is no keyword")));
+                }
+                Ok(match (schema, tool.parameters.is_some()) {
+                    (Some(schema), _) => ToolGrammar::with_schema(&tool.name, schema),
+                    (None, true) => ToolGrammar::with_any_arguments(&tool.name),
+                    (None, false) => ToolGrammar::without_arguments(&tool.name),
+                })
+            })
+            .collect::<Result<_, _>>()?;
+        Ok(format.grammar(&tools, wanted, self.limit, dialect.vocabulary()))
+    }
+
+    /// Creates the parser of one choice. `None` if all of its output is content.
+    pub fn parser(&self, model: &ServedModel, tools: Arc<Tools>, block: Block) -> Option<Parser> {
+        let dialect = &model.text.dialect;
+        let calls = self.calls(dialect);
+        if calls == Calls::Text && !dialect.reasons() {
+            return None;
+        }
+        Some(dialect.parser(tutti_formats::Request {
+            tools,
+            calls,
+            calls_in_reasoning: Calls::Events,
+            limit: self.limit,
+            block,
+            id_seed: fastrand::u64(..),
+            earlier_calls: self.earlier_calls,
+        }))
+    }
+
+    /// Whether calls are events. Behind a conversation with calls they are, although no tools are declared: a model goes
+    /// on to call tools that it has seen, and their markers are not the answer's text.
+    fn calls(&self, dialect: &ModelDialect) -> Calls {
+        let shows_calls = !self.tools.is_empty() || self.earlier_calls > 0;
+        match self.choice {
+            ToolChoice::None => Calls::Text,
+            _ if shows_calls && dialect.format().is_ok() => Calls::Events,
+            _ => Calls::Text,
+        }
+    }
+
+    /// The types of the tools' parameters.
+    pub fn types(&self) -> Arc<Tools> {
+        let types = self.tools.iter().map(|tool| {
+            let schema = tool.parameters.clone().unwrap_or_default();
+            (tool.name.clone(), Value::Object(schema))
+        });
+        // The route has refused two tools of one name.
+        Arc::new(Tools::new(types).unwrap_or_default())
+    }
+
+    /// The block of reasoning in front of an answer, if something depends on it: a constraint, or a limit.
+    pub fn thinking(
+        &self,
+        model: &ServedModel,
+        block: Block,
+        is_constrained: bool,
+    ) -> Result<Option<Thinking>, Error> {
+        if !is_constrained && self.max_thinking_tokens.is_none() {
+            return Ok(None);
+        }
+        let Some((begin, end)) = thinking_tokens(&model.text.dialect)? else { return Ok(None) };
+        let begin = match block {
+            Block::Closed => return Ok(None),
+            Block::Open => None,
+            Block::Unopened => Some(begin),
+        };
+        Ok(Some(Thinking { begin, end, max_tokens: self.max_thinking_tokens }))
+    }
+}
+
+/// The tokens that begin and end a block of reasoning. `None` if the model has no such blocks.
+fn thinking_tokens(dialect: &ModelDialect) -> Result<Option<(u32, u32)>, Error> {
+    let Some(reasoning) = dialect.reasoning() else { return Ok(None) };
+    match reasoning.tokens(dialect.vocabulary()) {
+        Some(tokens) => Ok(Some(tokens)),
+        None => {
+            let message = "is not supported: the markers of the model's reasoning are no tokens of its tokenizer";
+            Err(Error::invalid(BUDGET, message))
+        }
+    }
+}
+
+/// A member of a schema that the library of constraints would take for an option of its own.
+fn reserved(schema: &Map<String, Value>) -> Option<&str> {
+    let in_value = |value: &Value| match value {
+        Value::Object(members) => reserved(members).is_some(),
+        Value::Array(values) => values.iter().any(|value| value.as_object().and_then(reserved).is_some()),
+        _ => false,
+    };
+    let is_reserved = |(name, value): &(&String, &Value)| name.as_str() == OPTIONS || in_value(value);
+    schema.iter().any(|member| is_reserved(&member)).then_some(OPTIONS)
+}
+
+/// Name of the options of `llguidance` in a schema.
+const OPTIONS: &str = "x-guidance";
+
+#[cfg(test)]
+mod tests;
