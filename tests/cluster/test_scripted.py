@@ -43,7 +43,6 @@ def check(cluster, scripted):
     deltas = [choice for event in events for choice in event["choices"]]
     assert [id for delta in deltas for id in delta.get("token_ids") or []] == scripted.answer(MARKER)
     assert "".join(delta["delta"].get("content") or "" for delta in deltas) == FIRST
-    assert len(deltas) > len(FIRST) / 8, "it was streamed"
 
 
 def test_answers_are_those_of_the_script_in_any_chunks_and_after_any_prompt(start, scripted):

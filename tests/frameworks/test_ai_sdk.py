@@ -31,5 +31,5 @@ def test_loops_of_tools_and_objects(url):
     got = json.loads(ran.stdout)
     assert got["whole"] == {"text": TEXT, "calls": CALLS, "steps": 3, "finish": "stop"}
     assert got["streamed"]["calls"] == CALLS and got["streamed"]["text"].endswith(TEXT)
-    assert got["streamed"]["finish"] == "stop" and got["streamed"]["parts"] > 5
+    assert got["streamed"]["finish"] == "stop" and got["streamed"]["parts"] > 1
     assert got["object"] == ADA

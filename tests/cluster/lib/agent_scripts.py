@@ -56,7 +56,8 @@ def weather(city):
 
 
 def serve(directory, launch, *arguments):
-    """Starts a cluster of two workers whose model follows the scripts."""
-    return Scripted(directory / "scripted", SCRIPTS).start(
-        launch, "--workers", 2, "--served-model-name", MODEL, *arguments
-    )
+    """Starts a cluster of two workers whose model follows the scripts. Steps take time, so that streams have several
+    events."""
+    scripted = Scripted(directory / "scripted", SCRIPTS)
+    steps = {"TUTTI_SIM__FIXED_US": "2000"}
+    return scripted.start(launch, "--workers", 2, "--served-model-name", MODEL, *arguments, env=steps)

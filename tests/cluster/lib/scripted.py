@@ -8,7 +8,6 @@ feature.
 """
 
 import json
-import shutil
 
 from harness import REPO
 from tokenizers import Tokenizer
@@ -23,6 +22,7 @@ TOKENIZERS = {
 TURN, END = "<|im_start|>assistant\n", "<|im_end|>"
 # The template adds this to the turn where thinking is switched off.
 NO_THINKING = "<think>\n\n</think>\n\n"
+MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 CONTEXT = 131_072
 
 
@@ -33,8 +33,10 @@ class Scripted:
         self.directory, self.scripts = directory, scripts
         source, template = TOKENIZERS[tokenizer]
         self.tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
+        # They are tokens in Qwen3's own tokenizer, too. Grammars of calls and reasoning need them.
+        self.tokenizer.add_tokens([marker for marker in MARKERS if self.tokenizer.token_to_id(marker) is None])
         directory.mkdir()
-        shutil.copyfile(source / "tokenizer.json", directory / "tokenizer.json")
+        self.tokenizer.save(str(directory / "tokenizer.json"))
         described = json.loads((source / "tokenizer_config.json").read_text())
         if template:
             described["chat_template"] = template.read_text()
