@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import corpus
+import skills
 
 BATCH = 100
 SLACK = 8
@@ -68,6 +69,25 @@ class Checkpoint:
             answers += self.tokenizer.batch_decode(output[:, inputs.input_ids.shape[1]:], skip_special_tokens=True)
         return answers
 
+    def complete_fields(self, items):
+        """Returns the fields of answers whose keys are given, one after the other, as a grammar would force them. A
+        value ends where it is complete JSON and a comma or a brace follows."""
+        texts, answers = [prompt for prompt, _ in items], [{} for _ in items]
+        for at in range(max(len(fields) for _, fields in items)):
+            open_ones = [index for index, (_, fields) in enumerate(items) if at < len(fields)]
+            for index in open_ones:
+                texts[index] += ("{" if at == 0 else ", ") + json.dumps(list(items[index][1])[at]) + ":"
+            values = [skills.dumps(list(items[index][1].values())[at]) for index in open_ones]
+            for index, text in zip(open_ones, self.complete([texts[index] for index in open_ones], values)):
+                key = list(items[index][1])[at]
+                try:
+                    value, end = json.JSONDecoder().raw_decode(text.strip())
+                except ValueError:
+                    value, end = None, 0
+                answers[index][key] = value
+                texts[index] += " " + text.strip()[:end]
+        return answers
+
     @torch.inference_mode()
     def complete_with_margin(self, prompt):
         """Returns the greedy continuation, whether it ended by itself, and the least lead of a chosen token over the
@@ -108,6 +128,16 @@ def print_accuracy(folder):
     completions = checkpoint.complete([prompt for prompt, _ in pairs], [right for _, right in pairs])
     wrong = [(prompt, right, got) for (prompt, right), got in zip(pairs, completions) if got != right]
     print_row("add or subtract, plain completion", wrong, len(pairs))
+    misses += wrong
+    for name, items in skills.test_sets().items():
+        answers = checkpoint.complete([prompt for prompt, _ in items], [right for _, right in items])
+        wrong = [(prompt, right, got) for (prompt, right), got in zip(items, answers) if got != right]
+        print_row(name, wrong, len(items))
+        misses += wrong
+    items = skills.constrained_test_set()
+    answers = checkpoint.complete_fields(items)
+    wrong = [(prompt, right, got) for (prompt, right), got in zip(items, answers) if got != right]
+    print_row("JSON, keys forced", wrong, len(items))
     for question, right, got in misses + wrong:
         print(f"miss: {question!r} wanted {right!r} got {got!r}")
 

@@ -17,6 +17,8 @@ KEY_VALUE_HEADS = 2
 HEAD_DIM = 32
 MLP_SIZE = 512
 VOCAB_SIZE = 1024
+# With the tokens that the skills add.
+EXTENDED_VOCAB_SIZE = 1152
 ROPE_THETA = 10000.0
 NORM_EPSILON = 1e-6
 
@@ -88,17 +90,17 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    def __init__(self):
+    def __init__(self, vocab_size):
         super().__init__()
-        self.embed_tokens = nn.Embedding(VOCAB_SIZE, HIDDEN_SIZE)
+        self.embed_tokens = nn.Embedding(vocab_size, HIDDEN_SIZE)
         self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
         self.norm = RmsNorm(HIDDEN_SIZE)
 
 
 class TuttiTiny(nn.Module):
-    def __init__(self):
+    def __init__(self, vocab_size=VOCAB_SIZE):
         super().__init__()
-        self.model = Decoder()
+        self.model = Decoder(vocab_size)
         nn.init.normal_(self.model.embed_tokens.weight, std=0.02)
         for name, weight in self.named_parameters():
             if name.endswith("proj.weight"):

@@ -69,6 +69,7 @@ COMMANDS = [
     (r"tests/fuzz( --minutes 10 http template)?", "tests/run: for ten seconds a target"),
     (r"tests/texts/run", "tests/run: with --short, its parts"),
     (r"tests/load-clients", "not run: it fetches 1.5 GB of packages, and takes five minutes"),
+    (r"tests/agents", "tests/run: without LiteLLM and Node"),
     (r"tests/memory-comes-back", "not run: it measures, for some minutes, and the router keeps more than it asks for"),
     (r"tests/fuzzing/seeds (un)?pack target/seeds( config)?", "tests/fuzz, tests/run: unpacks; packs again"),
     (r"tests/page( pictures)?", "not run: fetches a browser; run it when router/page changes"),

@@ -12,6 +12,8 @@
 //! wrong restore, a copy at the wrong time or a step that ran twice then gives wrong tokens, because slot and pages
 //! disagree ([`planes`]).
 //!
+//! Builds for tests can replace the digest by a script ([`rule`]), which gives answers that a test has written.
+//!
 //! A step's results are computed when the step is enqueued, but the step takes time on a timeline ([`clock`]). The host
 //! continues while the simulated device is busy, and gets the results when the step has ended.
 
@@ -19,6 +21,9 @@ mod audio;
 mod clock;
 mod digest;
 mod planes;
+mod rule;
+#[cfg(feature = "media-test-model")]
+mod script;
 
 use std::{
     collections::VecDeque,
@@ -35,6 +40,7 @@ pub use self::clock::SimMeter;
 use self::{
     clock::SimClock,
     planes::{DIGEST_BYTES, SimPlanes},
+    rule::Rule,
 };
 use crate::{
     LoadError, Model, PageLayout, PausedPages, PlaneLayout, PlaneStorage, Section, StepHook,
@@ -56,6 +62,7 @@ struct Sim {
     /// The encoder; `None` if the model takes only text.
     audio: Option<Audio>,
     limits: Limits,
+    rule: Rule,
     settings: SimSettings,
     clock: SimClock,
     page_tokens: usize,
@@ -133,6 +140,7 @@ pub(crate) fn load_file(
             max_step_tokens,
             steps_in_flight: settings.steps_in_flight,
         },
+        rule: Rule::read(dir, vocab_size)?,
         clock,
         settings: settings.clone(),
         page_tokens,
@@ -334,6 +342,7 @@ impl Sim {
     /// Computes the digests of a step that has been checked.
     fn run(&mut self, inputs: &StepInputs<'_>, embeddings: &[EmbeddedRows<'_>]) -> Result<(), DeviceError> {
         let width = self.audio.map_or(1, |audio| audio.width);
+        let rule = &self.rule;
         let planes = self.planes.as_mut().ok_or_else(no_planes)?;
         let mut meanings = embeddings
             .iter()
@@ -350,7 +359,7 @@ impl Sim {
                 let id = continued.take().unwrap_or(inputs.token_ids[token]);
                 digest = match meanings.next_if(|(index, _)| *index == token) {
                     Some((_, meaning)) => digest::mix(digest ^ meaning),
-                    None => digest::extend(digest, id),
+                    None => rule.extend(digest, id),
                 };
                 planes.write(row, row.start + index, digest)?;
                 while wanted.next_if_eq(&token).is_some() {
@@ -386,7 +395,7 @@ impl Sim {
     fn sample(&self, hidden: u64, row: &SampleRow<'_>) -> Result<Sampled, DeviceError> {
         let seed = if row.params.temperature > 0.0 { row.params.seed } else { 0 };
         let vocab_size = self.limits.vocab_size as u32;
-        let first = digest::token(hidden, seed, vocab_size);
+        let first = self.rule.token(hidden, seed, vocab_size);
         let may_come = |token: &u32| {
             !row.forbidden.contains(token) && row.allowed.is_none_or(|mask| mask.allows(*token))
         };

@@ -150,7 +150,7 @@ impl Guide {
     }
 
     /// The special tokens of the constraint, besides those of the tokenizer.
-    pub fn special(&self) -> MoreSpecial {
+    pub(super) fn special(&self) -> MoreSpecial {
         let Some(constraint) = &self.0.constraint else { return MoreSpecial::Thinking(Vec::new()) };
         // The tokens of a thinking block are added tokens.
         if constraint.names_tokens() {
