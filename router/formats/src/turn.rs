@@ -57,6 +57,12 @@ pub(crate) struct Thinking {
 impl<F: CallFormat> Turn<F> {
     pub fn new(lexicon: &mut Lexicon<'_>, format: F, thinking: Thinking) -> Self {
         let reasoning = thinking.markers.filter(|_| thinking.block != Block::Closed);
+        // A text that begins calls and with which a marker of reasoning begins cannot be told from it. No family has both.
+        let is_clear = |text: &str, meaning: Meaning| {
+            let begins = |marker: &str| marker.starts_with(text);
+            !matches!(meaning, Meaning::Call(_))
+                || reasoning.is_none_or(|reasoning| !begins(reasoning.open) && !begins(reasoning.close))
+        };
         let mut set = |is_wanted: &dyn Fn(&Lexicon<'_>, Meaning, &str) -> bool| {
             let block = reasoning.into_iter().flat_map(|reasoning| {
                 [(reasoning.open, Meaning::OpenBlock), (reasoning.close, Meaning::CloseBlock)]
@@ -65,8 +71,10 @@ impl<F: CallFormat> Turn<F> {
                 let (Trigger::Marker(text) | Trigger::Start(text)) = trigger;
                 (*text, Meaning::Call(position))
             });
-            let wanted: Vec<_> =
-                block.chain(calls).filter(|(text, meaning)| is_wanted(lexicon, *meaning, text)).collect();
+            let wanted: Vec<_> = block
+                .chain(calls)
+                .filter(|(text, meaning)| is_clear(text, *meaning) && is_wanted(lexicon, *meaning, text))
+                .collect();
             Set {
                 markers: lexicon.markers(wanted.iter().map(|(text, _)| *text)),
                 meanings: wanted.iter().map(|(_, meaning)| *meaning).collect(),

@@ -381,3 +381,16 @@ fn a_parser_can_move_between_threads() {
     fn is_send<T: Send>() {}
     is_send::<Parser>();
 }
+
+/// Found by the fuzz target `tool-parser`: the bracket of a call hid the marker of reasoning, unless both came at once.
+#[test]
+fn a_text_that_begins_calls_hides_no_marker_of_reasoning() {
+    let output = "[THINK]Hm.[/THINK][1]";
+    let whole = answer(dialect("pythonic", "mistral", &[]).parser(request()), &tokens(output, &[]));
+    let mut parser = dialect("pythonic", "mistral", &[]).parser(request());
+    let events = push(&mut parser, output);
+    let mut pieces = summed(events);
+    pieces.extend(parser.finish(""));
+    assert_eq!(pieces, whole);
+    assert_eq!((whole.reasoning.as_str(), whole.content.as_str()), ("Hm.", "[1]"));
+}
