@@ -84,14 +84,13 @@ def document(rng, depth=0):
     schema["required"] = [key for key in members if rng.random() < 0.7]
     match rng.randrange(6):
         case 0:
-            schema["additionalProperties"] = scalar_type(rng)
-            schema["maxProperties"] = len(members) + 1
+            open_to = {"additionalProperties": scalar_type(rng)}
         case 1:
-            schema["patternProperties"] = {"^x_[a-z]{1,3}$": scalar_type(rng)}
-            schema["maxProperties"] = len(members) + 1
+            open_to = {"patternProperties": {"^x_[a-z]{1,3}$": scalar_type(rng)}}
         case _:
-            pass
-    return schema
+            return schema
+    # The number of members is enforced where all that are named are required.
+    return schema | open_to | {"required": list(members), "maxProperties": len(members) + 1}
 
 
 def strict_document(rng, depth=0):
