@@ -1,7 +1,7 @@
 //! Grammars of calls: what a model may write so that its format's reader finds calls of the declared tools.
 //!
-//! A grammar is a text in the Lark dialect of `llguidance`. A marker that is a token stands in it as `<[ID]>`, since its
-//! text alone would be other tokens. Each format writes its own rules, beside its reader.
+//! A grammar is a text in the Lark dialect of `llguidance`. A marker that is a token stands in it as `<[ID]>`, since
+//! its text alone would be other tokens. Each format writes its own rules, beside its reader.
 
 mod schema;
 mod tagged;

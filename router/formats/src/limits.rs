@@ -5,13 +5,13 @@
 /// content and no call. If the call has begun already, the longer one breaks the call.
 pub const MAX_NAME: usize = 1 << 10;
 
-/// Maximum bytes of a value that is held until it is whole. Two values are: arguments before the name of their call, and
-/// a parameter that is not a string. Beyond the bound, the text with the first is no call, and the second becomes a
+/// Maximum bytes of a value that is held until it is whole. Two values are: arguments before the name of their call,
+/// and a parameter that is not a string. Beyond the bound, the text with the first is no call, and the second becomes a
 /// string.
 pub const MAX_HELD: usize = 64 << 10;
 
-/// Maximum bytes of a run of white space, except inside values. A longer run inside a call breaks the call. A longer run
-/// outside of calls is passed on as text; a shorter one is held until the next text shows whether a call begins.
+/// Maximum bytes of a run of white space, except inside values. A longer run inside a call breaks the call. A longer
+/// run outside of calls is passed on as text; a shorter one is held until the next text shows whether a call begins.
 pub const MAX_BLANK: usize = 256;
 
 /// Nesting of Python literals. Deeper ones break their call. The nesting of JSON has no bound, because it is counted

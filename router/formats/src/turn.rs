@@ -57,7 +57,8 @@ pub(crate) struct Thinking {
 impl<F: CallFormat> Turn<F> {
     pub fn new(lexicon: &mut Lexicon<'_>, format: F, thinking: Thinking) -> Self {
         let reasoning = thinking.markers.filter(|_| thinking.block != Block::Closed);
-        // A text that begins calls and with which a marker of reasoning begins cannot be told from it. No family has both.
+        // A text that begins calls and with which a marker of reasoning begins cannot be told from it. No family has
+        // both.
         let is_clear = |text: &str, meaning: Meaning| {
             let begins = |marker: &str| marker.starts_with(text);
             !matches!(meaning, Meaning::Call(_))

@@ -150,8 +150,8 @@ impl Reading {
         }))
     }
 
-    /// Whether calls are events. Behind a conversation with calls they are, although no tools are declared: a model goes
-    /// on to call tools that it has seen, and their markers are not the answer's text.
+    /// Whether calls are events. Behind a conversation with calls they are, although no tools are declared: a model
+    /// goes on to call tools that it has seen, and their markers are not the answer's text.
     fn calls(&self, dialect: &ModelDialect) -> Calls {
         let shows_calls = !self.tools.is_empty() || self.earlier_calls > 0;
         match self.choice {

@@ -21,8 +21,8 @@ impl Constraint {
         Self { kind, whitespace: Whitespace::Bounded, thinking: Thinking::Closed }
     }
 
-    /// True if the constraint may name tokens by their ids, as grammars of tool calls name their markers. Its masks need
-    /// the vocabulary of [`Vocabulary::with_added_special`](crate::Vocabulary::with_added_special).
+    /// True if the constraint may name tokens by their ids, as grammars of tool calls name their markers. Its masks
+    /// need the vocabulary of [`Vocabulary::with_added_special`](crate::Vocabulary::with_added_special).
     pub fn names_tokens(&self) -> bool {
         matches!(&self.kind, Kind::Lark(grammar) if grammar.contains("<["))
     }

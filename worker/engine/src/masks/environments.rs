@@ -54,7 +54,9 @@ impl Environments {
         let vocabulary = vocabulary.get_or_insert_with(|| (self.read)()).as_ref().map_err(String::clone)?;
         let began = std::time::Instant::now();
         let vocabulary = match special {
-            MoreSpecial::Thinking(tokens) => vocabulary.with_special(tokens).map_err(|error| error.to_string())?,
+            MoreSpecial::Thinking(tokens) => {
+                vocabulary.with_special(tokens).map_err(|error| error.to_string())?
+            }
             MoreSpecial::Added => vocabulary.with_added_special(),
         };
         let environment = Arc::new(Environment::new(&vocabulary).map_err(|error| error.to_string())?);

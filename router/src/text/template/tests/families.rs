@@ -1,5 +1,5 @@
-//! Templates of families whose published ones no package has as a file, written from descriptions of their formats. They
-//! use what the published ones use. `tests/texts` compares the others with transformers.
+//! Templates of families whose published ones no package has as a file, written from descriptions of their formats.
+//! They use what the published ones use. `tests/texts` compares the others with transformers.
 
 use serde_json::json;
 
