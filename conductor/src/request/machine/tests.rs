@@ -1,7 +1,7 @@
 //! The state machine of a colocated request. Whatever messages arrive, tokens stay in order, ranks must agree, and the
 //! request ends once.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use proptest::prelude::*;

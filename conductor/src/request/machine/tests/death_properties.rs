@@ -1,7 +1,10 @@
 //! A request whose workers die at random times. Some dead workers still send messages. The client sees each token once
 //! and in order, and no worker stays booked.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Instant,
+};
 
 use futures_util::FutureExt;
 use proptest::prelude::*;

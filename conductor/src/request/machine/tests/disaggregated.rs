@@ -1,5 +1,7 @@
 //! A disaggregated request, with prefill and decode at two workers, case by case.
 
+use std::time::Instant;
+
 use tutti_proto::Rank;
 use tutti_runtime::ErrorKind;
 

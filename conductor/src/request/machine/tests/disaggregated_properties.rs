@@ -2,7 +2,10 @@
 //! and messages of different workers arrive in any order. The client sees each token once and in order, and no worker
 //! stays booked.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::Instant,
+};
 
 use futures_util::FutureExt;
 use proptest::prelude::*;

@@ -1,5 +1,7 @@
 //! Replays of a request, case by case.
 
+use std::time::Instant;
+
 use futures_util::FutureExt;
 use tokio_stream::StreamExt;
 use tutti_proto::{Rank, declaration::WalkId};

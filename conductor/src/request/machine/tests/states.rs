@@ -3,7 +3,7 @@
 //! Every row of a table has an event, and the stages in which the event may occur. The machine determines the next
 //! stage and the consequence, which must be the same for all these stages. Two markers on the page enclose each table.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, time::Instant};
 
 use tutti_proto::Rank;
 use tutti_runtime::ErrorKind;
