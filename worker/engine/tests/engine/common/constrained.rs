@@ -33,7 +33,7 @@ fn bytes() -> Vocabulary {
 /// The same without the bytes of other characters than ASCII's.
 pub fn ascii() -> Vocabulary {
     let keep =
-        |(id, token): (usize, &Token)| if id < 128 || id > 255 { token.clone() } else { Token::Unused };
+        |(id, token): (usize, &Token)| if !(128..=255).contains(&id) { token.clone() } else { Token::Unused };
     Vocabulary::new(bytes().tokens().iter().enumerate().map(keep).collect(), &[END]).expect("it is sound")
 }
 
