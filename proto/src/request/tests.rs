@@ -140,7 +140,15 @@ fn every_parameter_with_a_bound_has_probes() {
     use tutti_parameters::{Kind, all};
     let probes = crate::probes::probes(&good(), 2000);
     // These parameters have no probes: either only the router knows them, or every value in the message is valid.
-    let others = ["n", "top_k", "timeout_ms", "best_of", "max_completion_tokens", "top_logprobs"];
+    let others = [
+        "n",
+        "top_k",
+        "timeout_ms",
+        "best_of",
+        "max_completion_tokens",
+        "top_logprobs",
+        "thinking_token_budget",
+    ];
     for parameter in all() {
         let is_bounded = matches!(
             parameter.kind,

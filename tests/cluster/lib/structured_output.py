@@ -28,7 +28,7 @@ MAX_TOKENS = 160
 AT_ONCE = 8
 # Pages of the small pool: enough for the longest request, and not for all that run at once. A page of the random model
 # has 16 tokens.
-SMALL_POOL_PAGES, PAGE_BYTES, RUNNING = 14, 12 << 10, 8
+SMALL_POOL_PAGES, PAGE_BYTES, RUNNING = 14, 28 << 10, 8
 
 # Flags of the conditions. Each must give the tokens of "plain".
 PLAIN = ("--workers", 1)
@@ -68,7 +68,7 @@ def options(words=None):
 
 def request(number, schema):
     """The request for a schema. Half of the requests use vLLM's spelling."""
-    body = {"prompt": f"JSON {number}: ", "temperature": 1, "seed": number, "max_tokens": MAX_TOKENS, "return_token_ids": True}
+    body = {"prompt": f"Here is JSON, document {number}: ", "temperature": 1, "seed": number, "max_tokens": MAX_TOKENS, "return_token_ids": True}
     if number % 2:
         return body | {"structured_outputs": {"json": schema}}
     return body | {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}}
@@ -81,13 +81,16 @@ def answer(drawn, choice):
 
 
 def ask_all(server, drawn, at_once=AT_ONCE, ask=None):
-    """Returns the answers to all schemas, in groups of requests that run at once. `ask(server, bodies)` sends a group.
+    """Returns the answers to all schemas, in groups of requests that run at once. `ask(server, bodies)` sends every fourth
+    group.
     """
     ask, answers = ask or all_at_once, []
     for start in range(0, len(drawn), at_once):
         group = drawn[start : start + at_once]
         bodies = [request(start + n, schema) for n, (_, schema) in enumerate(group)]
-        answers += [answer(one, got["choices"][0]) for one, got in zip(group, ask(server, bodies))]
+        # A supervisor waits longer before each restart, so workers are killed in every fourth group.
+        asks = ask if start // at_once % 4 == 0 else all_at_once
+        answers += [answer(one, got["choices"][0]) for one, got in zip(group, asks(server, bodies))]
     return answers
 
 

@@ -207,8 +207,6 @@ async fn an_engine_goes_on_with_the_next_conductor() {
         }
     }
     stream.say(ToWorker::Drain(pb::Drain {})).await;
-    let WorkerStream { inbound: _inbound, outbound } = stream;
-    drop(outbound);
     assert_eq!(worker.ended().await, Ok(Ok(())));
 }
 
