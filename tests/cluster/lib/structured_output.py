@@ -81,7 +81,7 @@ def answer(drawn, choice):
 
 
 def ask_all(server, drawn, at_once=AT_ONCE, ask=None):
-    """Returns the answers to all schemas. Requests run at once in groups, and `ask(server, bodies)` sends every fourth."""
+    """Returns the answers to all schemas. Requests run in groups, and `ask(server, bodies)` sends every fourth one."""
     ask, answers = ask or all_at_once, []
     for start in range(0, len(drawn), at_once):
         group = drawn[start : start + at_once]
