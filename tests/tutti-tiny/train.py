@@ -118,7 +118,7 @@ def skill_rate_at(step):
 
 @dataclass(frozen=True)
 class Course:
-    """What is trained: the number of steps, the rate of each, and the documents of each."""
+    """The plan of a training: the number of steps, the rate of each, and the documents of each."""
 
     steps: int
     rate_at: Callable

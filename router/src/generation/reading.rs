@@ -29,7 +29,7 @@ pub struct Tool {
 pub enum ToolChoice {
     /// None: what looks like a call is text.
     None,
-    /// Those that the model makes.
+    /// Any number, by the model's choice.
     #[default]
     Auto,
     /// At least one.

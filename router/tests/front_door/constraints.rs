@@ -77,7 +77,7 @@ async fn the_conductor_gets_the_constraint_as_the_client_wrote_it() {
     assert_eq!(setup.conductor.last().spec.unwrap().constraint, Some(constraint));
 }
 
-/// What cannot be enforced, what admits nothing, and what is too large, each with its position and its reason.
+/// Checks the position and the reason of constraints that cannot be enforced, admit nothing, or are too large.
 #[tokio::test]
 async fn a_schema_is_refused_at_its_position_under_every_name() {
     let setup = ready().await;
@@ -269,7 +269,7 @@ async fn other_parameters_pass_beside_a_constraint() {
     assert_eq!(setup.post(CHAT, &body).await.status, StatusCode::OK);
 }
 
-/// What the router accepts compiles with the whole vocabulary of a worker.
+/// Checks that constraints which the router accepts compile with the whole vocabulary of a worker.
 #[tokio::test]
 async fn what_is_accepted_compiles_on_a_worker() {
     let setup = ready().await;

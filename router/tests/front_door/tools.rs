@@ -187,7 +187,7 @@ async fn markers_that_are_text_do_not_reach_the_content_in_any_split() {
             "{size}"
         );
     }
-    // What only begins like a marker is content.
+    // Text that only begins like a marker is content.
     setup.conductor.play(|_| writes("1 <tool", &[]));
     let choice = both(&setup, &chat(&json!({}))).await;
     assert_eq!(

@@ -1,4 +1,4 @@
-"""What clients ask and what the scripted model answers, for all clients of tool calls and of structured output. Each
+"""Questions of clients and the scripted model's answers, for tool calls and structured output. Each
 client is a test of its own in tests/cluster/test_agents.py and in tests/frameworks."""
 
 import json

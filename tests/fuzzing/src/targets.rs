@@ -27,7 +27,7 @@ const TARGETS: [Target; 9] = [
 
 /// Memory that an input of any length may use, in bytes.
 const BASE_BYTES: usize = 16 << 20;
-/// The same for targets that need more: the lexers of constraints have up to 50,000 states.
+/// Targets that need more, with their bytes: the lexers of constraints have up to 50,000 states.
 const MORE_BYTES: [(&str, usize); 1] = [("schema", 256 << 20)];
 
 impl Target {

@@ -10,6 +10,6 @@ fn a_model_that_is_too_large_is_loaded_only_if_the_check_is_off() {
     assert_eq!(MemoryCheck::of([&settings]).apply(refusal.clone()), Err(refusal.clone()));
     settings.weights.no_memory_check = true;
     assert_eq!(MemoryCheck::of([&settings]).apply(refusal.clone()), Ok(()));
-    // Of two groups, one may not take the other's memory.
+    // One group without the check must not take the memory of another group.
     assert_eq!(MemoryCheck::of([&settings, &checked]).apply(refusal.clone()), Err(refusal));
 }

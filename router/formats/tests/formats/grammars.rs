@@ -250,7 +250,7 @@ const WRITTEN: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// What closes a block of calls.
+/// Text that closes a block of calls.
 fn block_end(format: &str) -> &'static str {
     match format {
         "pythonic" => "]",

@@ -33,7 +33,7 @@ pub fn byte_level() -> Vec<u8> {
     with_markers(&[])
 }
 
-/// The same tokenizer with further added tokens, which are special. Their ids count from 264.
+/// The tokenizer with further added tokens, which are special. Their ids count from 264.
 pub fn with_markers(markers: &[&str]) -> Vec<u8> {
     let mut vocab: serde_json::Map<String, Value> =
         stand_ins().iter().enumerate().map(|(id, c)| (c.to_string(), json!(id))).collect();

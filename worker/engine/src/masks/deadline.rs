@@ -1,7 +1,7 @@
 //! The time limit of one mask.
 //!
-//! What a mask costs is bounded by work and not by time, so that masks are the same on every machine. A time limit ends
-//! requests whose masks would take too long all the same. It counts the processor time of the thread that makes the
+//! The library's limits count work and not time, so that masks are the same on every machine. The time limit ends a
+//! request whose mask stays within them and takes too long. It counts the processor time of the thread that makes the
 //! mask, so that a busy machine ends no request.
 
 use std::{

@@ -63,7 +63,7 @@ struct Node {
     effect: Option<Effect>,
 }
 
-/// What a pattern that is complete does.
+/// Effect of a pattern whose last token has come.
 #[derive(Clone, Copy)]
 enum Effect {
     /// Chooses a script, by its index.

@@ -30,7 +30,7 @@ fn bytes() -> Vocabulary {
     Vocabulary::new(tokens.collect(), &[END]).expect("it is sound")
 }
 
-/// The same without the bytes of other characters than ASCII's.
+/// A vocabulary of the bytes of ASCII.
 pub fn ascii() -> Vocabulary {
     let keep =
         |(id, token): (usize, &Token)| if !(128..=255).contains(&id) { token.clone() } else { Token::Unused };
