@@ -26,7 +26,7 @@ pub struct LastReading(Arc<Bytes>);
 #[derive(Debug, Default)]
 struct Bytes {
     used: AtomicU64,
-    /// 0 before the first reading.
+    /// 0 before the first reading, and once there are no more.
     total: AtomicU64,
 }
 
@@ -47,6 +47,10 @@ impl LastReading {
                 last.total.store(memory.total_bytes, Relaxed);
                 drop(last);
                 thread::sleep(INTERVAL);
+            }
+            // Old figures would look like those of now.
+            if let Some(last) = last.upgrade() {
+                last.total.store(0, Relaxed);
             }
         };
         if let Err(error) = thread::Builder::new().name("memory".into()).spawn(read_on) {

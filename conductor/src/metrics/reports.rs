@@ -122,7 +122,7 @@ const REPORTED: [Reported; 23] = [
     },
     Reported {
         name: "worker_masks_late",
-        help: "Rows that ran again because their mask was late, since the worker's process began",
+        help: "Rows whose mask was late; they run again unless their request ends, since the worker's process began",
         value: |load| masks(load).late as i64,
     },
     Reported {

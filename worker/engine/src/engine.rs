@@ -93,13 +93,11 @@ impl Engine {
             max_step_tokens: settings.max_step_tokens,
             observer: None,
         };
-        Ok(Self {
-            kv,
-            began,
-            core: EngineCore::new(rank, scheduler, began, settings.admission == Admission::Optimistic),
-            runner: Runner::new(model, batch),
-            reporter,
-        })
+        let mut core = EngineCore::new(rank, scheduler, began, settings.admission == Admission::Optimistic);
+        if model.declaration().has_slots() {
+            core.masks.await_all();
+        }
+        Ok(Self { kv, began, core, runner: Runner::new(model, batch), reporter })
     }
 
     /// Runs one small step, or one of each fixed shape, before the first request, so that no request waits for weights

@@ -67,6 +67,8 @@ pub(crate) struct Masks {
     awaited: HashMap<GraphKey, Guide>,
     /// Number of rows whose masks were late.
     late: u64,
+    /// True if every request is left out of steps until its next mask is ready.
+    awaits_all: bool,
 }
 
 /// Counts of masks for metrics.
@@ -87,6 +89,12 @@ impl Masks {
     pub fn set_waker(&mut self, waker: Waker) {
         self.pool.iter().for_each(|pool| pool.set_waker(waker.clone()));
         self.waker = waker;
+    }
+
+    /// Leaves every request out of steps until its next mask is ready, because rows of the model cannot run again and
+    /// would hold up the whole step.
+    pub fn await_all(&mut self) {
+        self.awaits_all = true;
     }
 
     /// Starts the pool, if it does not run yet. An error if this engine makes no masks.
@@ -111,14 +119,14 @@ impl Masks {
     }
 
     /// Advances requests by committed tokens. A request whose last mask was slow is left out of steps until the next
-    /// one is ready.
+    /// one is ready. So is every request of a model whose rows [cannot run again](Self::await_all).
     pub fn advance(&mut self, tokens: Vec<(Guide, u32)>, scheduler: &mut Scheduler) {
         let mut jobs = Vec::with_capacity(tokens.len());
         for (guide, token) in tokens {
             if !guide.begin_advance(token) {
                 continue;
             }
-            if guide.took_at_least(SLOW) {
+            if self.awaits_all || guide.took_at_least(SLOW) {
                 self.await_next(&guide, scheduler);
             }
             jobs.push(Job { guide, work: Work::Advance(token) });
@@ -177,6 +185,7 @@ impl Masks {
     /// Forgets a request that has ended.
     pub fn ended(&mut self, key: GraphKey) {
         self.awaited.remove(&key);
+        self.pool.iter().for_each(|pool| pool.forget(key));
     }
 
     pub fn counts(&self) -> MaskCounts {

@@ -1,12 +1,14 @@
 //! The threads that compile constraints and make masks.
 //!
-//! The commit of a token and the mask of the next one are one job. Quick jobs go before those of requests whose
-//! constraint has been compiled before, and these before slow ones, which are compilations, replays, and the tokens of
-//! a request whose last mask was slow. One thread takes quick jobs only, so that no slow one delays them.
+//! The commit of a token and the mask of the next one are one job. There are quick jobs, those of requests whose
+//! constraint has been compiled before, and slow ones, which are compilations, replays, and the tokens of a request
+//! whose last mask was slow. One thread takes quick jobs only. The other takes the three kinds in turn, so that none
+//! waits for ever. The jobs of a request that ends are dropped.
 
 use std::{
     collections::{HashSet, VecDeque},
     io,
+    panic::{self, AssertUnwindSafe},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -77,7 +79,23 @@ struct Queues {
     /// Requests whose constraint has been compiled before.
     known: VecDeque<Job>,
     slow: VecDeque<Job>,
+    /// Number of jobs that the thread for all kinds has taken.
+    taken: usize,
     is_closed: bool,
+}
+
+impl Queues {
+    /// Takes a job of any kind. Every second one is a quick one, if there is one, and the other kinds alternate.
+    fn pop(&mut self) -> Option<Job> {
+        let order = match self.taken % 4 {
+            0 | 2 => [&mut self.quick, &mut self.known, &mut self.slow],
+            1 => [&mut self.known, &mut self.slow, &mut self.quick],
+            _ => [&mut self.slow, &mut self.known, &mut self.quick],
+        };
+        let job = order.into_iter().find_map(VecDeque::pop_front);
+        self.taken = self.taken.wrapping_add(usize::from(job.is_some()));
+        job
+    }
 }
 
 /// The jobs that a thread takes.
@@ -158,6 +176,20 @@ impl MaskPool {
         self.shared.queued.notify_all();
     }
 
+    /// Drops the queued job of a request that has ended. Otherwise requests that are cancelled at once could queue
+    /// compilations without end.
+    pub fn forget(&self, key: GraphKey) {
+        let mut queues = lock(&self.shared.queues);
+        let Queues { quick, known, slow, .. } = &mut *queues;
+        let dropped = [quick, known, slow].into_iter().find_map(|queue| {
+            let index = queue.iter().position(|job| job.guide.key() == key)?;
+            queue.remove(index)
+        });
+        drop(queues);
+        // A large matcher takes long to free, so it is freed without the lock.
+        drop(dropped);
+    }
+
     /// Takes the requests for whose masks the engine waits no longer.
     pub fn take_events(&self) -> Vec<GraphKey> {
         std::mem::take(&mut *lock(&self.shared.events))
@@ -207,10 +239,15 @@ impl<'a> Worker<'a> {
         while let Some(Job { guide, work }) = self.shared.next_job(takes) {
             let began = Instant::now();
             let mut matcher = guide.take_matcher();
-            let next = match work {
+            // A panic ends one request, and not the thread that all others wait for.
+            let next = panic::catch_unwind(AssertUnwindSafe(|| match work {
                 Work::Open(generated) => self.open(&guide, &generated, &mut matcher),
                 Work::Advance(token) => self.advance(&guide, token, &mut matcher),
-            };
+            }));
+            let next = next.unwrap_or_else(|_| {
+                self.bases.clear();
+                Err("failed".to_owned())
+            });
             let next = next.unwrap_or_else(|why| {
                 matcher = None;
                 self.shared.counts.failures.fetch_add(1, Relaxed);
@@ -284,10 +321,9 @@ impl Shared {
             if queues.is_closed {
                 return None;
             }
-            let Queues { quick, known, slow, .. } = &mut *queues;
             let job = match takes {
-                Takes::Quick => quick.pop_front(),
-                Takes::All => quick.pop_front().or_else(|| known.pop_front()).or_else(|| slow.pop_front()),
+                Takes::Quick => queues.quick.pop_front(),
+                Takes::All => queues.pop(),
             };
             if job.is_some() {
                 return job;
@@ -335,3 +371,6 @@ fn said(error: ConstraintError) -> String {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests;
