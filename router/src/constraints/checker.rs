@@ -10,6 +10,8 @@ use crate::served::{ServedModel, ServedText};
 
 /// Maximum size in bytes of the results that are kept.
 const MAX_VERDICT_BYTES: usize = 4 << 20;
+/// Maximum size in bytes of a constraint whose result is kept. Larger ones would push out the schemas of others.
+const MAX_KEPT_BYTES: usize = 64 << 10;
 
 /// Checks constraints for one served model.
 pub struct Checker {
@@ -68,7 +70,9 @@ impl Checker {
         let environment = environment.as_ref().map_err(Clone::clone)?;
         let verdict = Constraint::from_message(constraint, None)
             .and_then(|constraint| environment.check(&constraint, CHECK_TIME));
-        self.verdicts.keep(key, verdict.clone());
+        if key.len() <= MAX_KEPT_BYTES {
+            self.verdicts.keep(key, verdict.clone());
+        }
         verdict
     }
 }

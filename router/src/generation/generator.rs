@@ -301,8 +301,11 @@ pub(super) fn of_prompt(
     let mut parts = RequestParts { media: prompt.media.clone(), ..common.clone() };
     parts.stopping.max_tokens = validate::max_tokens(&request.stopping, prompt.ids.len(), limits.tokens)?;
     parts.stopping.check(&limits)?;
-    if let Some(reading) = &request.reading {
-        parts.thinking = reading.thinking(model, prompt.block, parts.constraint.is_some())?;
+    if let Some(block) = prompt.block {
+        // A chat of gRPC has a block of reasoning, too.
+        let of_grpc = Reading::default();
+        let reading = request.reading.as_ref().unwrap_or(&of_grpc);
+        parts.thinking = reading.thinking(model, block, parts.constraint.is_some())?;
     }
     Ok(parts)
 }
@@ -356,8 +359,9 @@ fn settings(
     let special_tokens = SpecialTokens::included(request.output.keep_special_tokens);
     let unfinished = if request.output.echo { Unfinished::Shown } else { Unfinished::Hidden };
     let types = request.reading.as_ref().map(Reading::types);
-    let parser =
-        |prompt: &EncodedPrompt| request.reading.as_ref()?.parser(model, types.clone()?, prompt.block);
+    let parser = |prompt: &EncodedPrompt| {
+        request.reading.as_ref()?.parser(model, types.clone()?, prompt.block.unwrap_or_default())
+    };
     let of_choice = |index: u32| ChoiceSettings {
         index,
         detokenizer: model.text.tokenizer.clone().map(|tokenizer| {

@@ -33,8 +33,8 @@ pub struct EncodedPrompt {
     pub chars: usize,
     /// For each token, the number of characters of `text` before it. Empty if no echo is requested.
     pub offsets: Arc<[usize]>,
-    /// The state of the block of reasoning behind the prompt.
-    pub block: Block,
+    /// The state of the block of reasoning behind a chat; `None` for other prompts.
+    pub block: Option<Block>,
 }
 
 /// Options of an echo: the repetition of the prompt before the output.
@@ -83,12 +83,12 @@ fn encode_one(
     echo: Option<Echo>,
     special_tokens: ChatSpecialTokens,
 ) -> Result<EncodedPrompt, Error> {
-    let continued = match &prompt {
-        Prompt::Chat { conversation, .. } => conversation.continued(),
-        _ => None,
+    let (is_chat, continued) = match &prompt {
+        Prompt::Chat { conversation, .. } => (true, conversation.continued()),
+        _ => (false, None),
     };
     let (ids, given) = to_tokens(prompt, model, Length::OfPrompt, special_tokens)?;
-    let block = block(model, continued.as_deref(), given.as_deref());
+    let block = is_chat.then(|| block(model, continued.as_deref(), given.as_deref()));
     let (ids, media) = media::expand(ids, media, model)?;
     if ids.is_empty() {
         return Err(Error::invalid("prompt", "is empty: it has no tokens"));

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
+use tutti_constraints::Strictness;
 use tutti_formats::{Block, CallLimit, Calls, Format, Parser, ToolGrammar, Tools, Wanted};
 use tutti_proto::{
     cluster::v1::Thinking,
@@ -11,7 +12,7 @@ use tutti_proto::{
 use tutti_runtime::Error;
 
 use super::request::GenerationRequest;
-use crate::{served::ServedModel, text::dialect::ModelDialect};
+use crate::{constraints::CONSTRAINT, served::ServedModel, text::dialect::ModelDialect};
 
 /// A declared tool.
 #[derive(Clone, Debug, PartialEq)]
@@ -115,12 +116,11 @@ impl Reading {
         let tools: Vec<_> = tools
             .map(|(index, tool)| {
                 let schema = tool.parameters.as_ref().filter(|_| is_enforced(tool));
-                if let Some(member) = schema.and_then(reserved) {
+                if let Some(schema) = schema {
                     let path = format!("tools[{index}].function.parameters");
-                    return Err(Error::invalid(
-                        path,
-                        format!("has the member {member:?}, which is no keyword"),
-                    ));
+                    let schema = Value::Object(schema.clone());
+                    tutti_constraints::check_schema(&path, &schema, Strictness::Lenient)
+                        .map_err(|error| Error::invalid(error.path, error.message))?;
                 }
                 Ok(match (schema, tool.parameters.is_some()) {
                     (Some(schema), _) => ToolGrammar::with_schema(&tool.name, schema),
@@ -128,7 +128,7 @@ impl Reading {
                     (None, false) => ToolGrammar::without_arguments(&tool.name),
                 })
             })
-            .collect::<Result<_, _>>()?;
+            .collect::<Result<_, Error>>()?;
         Ok(format.grammar(&tools, wanted, self.limit, dialect.vocabulary()))
     }
 
@@ -186,9 +186,8 @@ impl Reading {
         }
         let tokens = thinking_tokens(&model.text.dialect);
         // The format of an answer begins behind its reasoning, so its end has to be seen.
-        let Some((begin, end)) = tokens.map_err(|reason| Error::invalid("enable_thinking", reason))? else {
-            return Ok(None);
-        };
+        let unseen = |reason| Error::invalid(CONSTRAINT, format!("{reason}; turn reasoning off"));
+        let Some((begin, end)) = tokens.map_err(unseen)? else { return Ok(None) };
         let begin = (block == Block::Unopened).then_some(begin);
         Ok(Some(Thinking { begin, end, max_tokens: self.max_thinking_tokens }))
     }
@@ -203,20 +202,6 @@ fn thinking_tokens(dialect: &ModelDialect) -> Result<Option<(u32, u32)>, &'stati
         .map(Some)
         .ok_or("is not supported: the markers of the model's reasoning are no tokens of its tokenizer")
 }
-
-/// A member of a schema that the library of constraints would take for an option of its own.
-fn reserved(schema: &Map<String, Value>) -> Option<&str> {
-    let in_value = |value: &Value| match value {
-        Value::Object(members) => reserved(members).is_some(),
-        Value::Array(values) => values.iter().any(|value| value.as_object().and_then(reserved).is_some()),
-        _ => false,
-    };
-    let is_reserved = |(name, value): &(&String, &Value)| name.as_str() == OPTIONS || in_value(value);
-    schema.iter().any(|member| is_reserved(&member)).then_some(OPTIONS)
-}
-
-/// Name of the options of `llguidance` in a schema.
-const OPTIONS: &str = "x-guidance";
 
 #[cfg(test)]
 mod tests;

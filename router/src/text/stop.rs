@@ -68,8 +68,9 @@ impl StopMatcher {
         released
     }
 
-    /// Releases the text held back, at the end of the stream.
+    /// Releases the text held back. What follows is matched on its own.
     pub fn flush(&mut self) -> String {
+        self.passed = 0;
         std::mem::take(&mut self.held)
     }
 

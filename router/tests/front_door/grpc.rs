@@ -12,10 +12,11 @@ use tonic_reflection::pb::v1::{
     server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
 };
 use tutti_proto::{
-    cluster::v1::{FinishReason, RequestEvent},
+    cluster::v1::{FinishReason, RequestEvent, Thinking},
     v1::{
-        Chat, ChatMessage, GenerateRequest, GenerateResponse, GetModelRequest, Output, Sampling, Stopping,
-        TokenIds, Usage, finish, generate_request::Prompt, inference_client::InferenceClient,
+        Chat, ChatMessage, Constraint, GenerateRequest, GenerateResponse, GetModelRequest, Output, Sampling,
+        Stopping, TokenIds, Usage, constraint::Kind, finish, generate_request::Prompt,
+        inference_client::InferenceClient,
     },
 };
 use tutti_router::RouterSettings;
@@ -74,6 +75,21 @@ async fn chat_is_rendered_by_the_template_and_a_stop_is_reported() {
     assert_eq!((got[0].text.as_str(), finish.matched), ("a", Some(finish::Matched::Stop(".".into()))));
     assert_eq!(setup.conductor.last().spec.unwrap().prompt[0], 262);
     setup.cancelled.recv().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_constraint_of_a_chat_begins_behind_its_reasoning() {
+    let setup = support::ready_for("{{ messages[0].content }}<think>\n{# </think> #}", &["</think>"]).await;
+    let chat = Chat { messages: vec![ChatMessage { role: "user".into(), content: "x".into() }] };
+    let text = Prompt::Text("x<think>\n".into());
+    for (prompt, is_inside) in [(Prompt::Chat(chat), true), (text, false)] {
+        let constraint = Constraint { kind: Some(Kind::Regex("a".into())), ..Default::default() };
+        let request =
+            GenerateRequest { prompt: Some(prompt), constraint: Some(constraint), ..Default::default() };
+        generate(&setup, request).await.unwrap();
+        let thinking = setup.conductor.last().spec.unwrap().thinking;
+        assert_eq!(thinking, is_inside.then_some(Thinking { begin: None, end: 264, max_tokens: None }));
+    }
 }
 
 #[tokio::test]

@@ -117,5 +117,12 @@ async fn a_schema_may_not_set_options_of_the_library() {
         json!({ "lenient": true });
     let answer = setup.post(CHAT, &body).await;
     assert_eq!(answer.status, StatusCode::BAD_REQUEST);
-    assert_eq!(answer.json()["error"]["param"], "tools[0].function.parameters");
+    assert_eq!(answer.json()["error"]["param"], "tools[0].function.parameters.properties.city.x-guidance");
+    // Neither is a keyword that cannot be enforced taken in silence.
+    let mut body = chat(&json!({ "tool_choice": "required" }));
+    body["tools"][0]["function"]["parameters"]["properties"]["city"] =
+        json!({ "type": "array", "uniqueItems": true });
+    let answer = setup.post(CHAT, &body).await;
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+    assert_eq!(answer.json()["error"]["param"], "tools[0].function.parameters.properties.city.uniqueItems");
 }

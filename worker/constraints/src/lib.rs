@@ -58,5 +58,6 @@ pub use self::{
     error::ConstraintError,
     limits::CHECK_TIME,
     matcher::{Allowed, Canceller, Matcher, Progress},
+    schema::check as check_schema,
     vocabulary::{Declared, Token, Vocabulary},
 };

@@ -13,7 +13,7 @@ use crate::{constraint::Strictness, error::ConstraintError};
 pub(crate) use self::path::Path;
 
 /// Checks a schema before it is compiled: its size, the keywords that cannot be enforced, and the rules of strict mode.
-pub(crate) fn check(root: &str, schema: &Value, strictness: Strictness) -> Result<(), ConstraintError> {
+pub fn check(root: &str, schema: &Value, strictness: Strictness) -> Result<(), ConstraintError> {
     bounds::check(root, schema)?;
     let root = Path::root(root);
     let mut count = bounds::Count::default();

@@ -1,14 +1,4 @@
-use serde_json::json;
-
 use super::*;
-
-#[test]
-fn options_of_the_library_are_found_at_any_depth() {
-    let schema = |value: Value| value.as_object().unwrap().clone();
-    assert_eq!(reserved(&schema(json!({"properties": {"a": {"type": "string"}}}))), None);
-    assert_eq!(reserved(&schema(json!({"x-guidance": {}}))), Some(OPTIONS));
-    assert_eq!(reserved(&schema(json!({"anyOf": [{"a": 1}, {"b": {"x-guidance": 1}}]}))), Some(OPTIONS));
-}
 
 #[test]
 fn calls_are_enforced_as_the_request_wants() {

@@ -32,6 +32,14 @@ fn only_what_may_become_a_stop_is_held_back() {
 }
 
 #[test]
+fn what_follows_a_flush_is_matched_from_its_start() {
+    let mut matcher = matcher(&["abcdefgh", "X"]);
+    matcher.pass("abcdef");
+    assert_eq!(matcher.flush(), "abcdef");
+    assert_eq!(matcher.push("X"), Progress::Matched { before: String::new(), stop: 1 });
+}
+
+#[test]
 fn the_first_complete_match_wins_and_the_longest_of_a_tie() {
     assert_eq!(run(&["abcd", "bc"], &["xabcd"]), ("xa".into(), Some(1)));
     assert_eq!(run(&["c", "abc"], &["xabc"]), ("x".into(), Some(1)));
