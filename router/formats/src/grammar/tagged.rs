@@ -47,7 +47,7 @@ impl<'a> Grammar<'a> {
     /// The parameters of a call of a tool, in the order of its schema. Those that the schema does not require may be
     /// left out.
     pub fn parameters(&mut self, tool: Tool<'_>, tags: &TaggedValues) -> String {
-        let schema = match tool.tool.arguments {
+        let schema = match named(tool.tool.arguments) {
             Arguments::None => return String::new(),
             Arguments::Any => {
                 let text = self.text_value(tags);
@@ -69,7 +69,7 @@ impl<'a> Grammar<'a> {
 
     /// The keyword arguments of a call of a tool, as JSON values with commas between them.
     pub fn keywords(&mut self, tool: Tool<'_>) -> String {
-        let schema = match tool.tool.arguments {
+        let schema = match named(tool.tool.arguments) {
             Arguments::None => return String::new(),
             Arguments::Any => {
                 let value = self.json(format!("value{}", tool.index), &schema::any_value());
@@ -145,6 +145,20 @@ impl<'a> Grammar<'a> {
             self.rules.push('\n');
         }
         format!("{RULE} {behind}")
+    }
+}
+
+/// The arguments as far as parameters can be named. A schema that declares none, and is not closed, leaves them free:
+/// it says by a reference or by other keywords what they are, or does not say it.
+fn named(arguments: Arguments<'_>) -> Arguments<'_> {
+    match arguments {
+        Arguments::Schema(schema)
+            if !schema.contains_key("properties")
+                && schema.get("additionalProperties") != Some(&Value::Bool(false)) =>
+        {
+            Arguments::Any
+        }
+        other => other,
     }
 }
 

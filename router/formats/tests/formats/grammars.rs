@@ -319,6 +319,28 @@ fn admits_calls(format: &str, markers: &[&'static str], calls_written: [&str; 2]
 }
 
 #[test]
+fn arguments_that_a_schema_does_not_name_are_free() {
+    let open = json!({ "type": "object" });
+    let referred = json!({ "$ref": "#/$defs/a", "$defs": { "a": { "type": "object" } } });
+    let closed = json!({ "type": "object", "additionalProperties": false });
+    for (format, written) in WRITTEN {
+        let sample = SAMPLES.iter().find(|sample| sample.format == *format).unwrap();
+        let tested = Tested::new(sample.markers);
+        // A parameter that no schema declares is text in DSML.
+        let call =
+            format!("{}{}", written[0], block_end(format)).replace("string=\"false\"", "string=\"true\"");
+        for (schema, is_free) in [(&open, true), (&referred, true), (&closed, false)] {
+            let tools = [ToolGrammar::with_schema("weather", schema.as_object().unwrap())];
+            let format = Format::choose(format, None).unwrap();
+            let grammar =
+                format.grammar(&tools, Wanted::Calls, CallLimit::None, &tested.vocabulary()).unwrap();
+            tested.check(&grammar);
+            assert_eq!(tested.admits(&grammar, &call), is_free, "{call}\n{grammar}");
+        }
+    }
+}
+
+#[test]
 fn each_format_s_grammar_admits_its_calls() {
     for (format, written) in WRITTEN {
         let sample = SAMPLES.iter().find(|sample| sample.format == *format).unwrap();
