@@ -67,7 +67,7 @@ impl State {
         if !workers.any_free(limit) {
             return Vec::new();
         }
-        let is_any_idle = workers.ready().any(|(_, other)| other.booked.requests == 0);
+        let is_any_idle = workers.ready().any(|(_, other)| other.bookings.sum().requests == 0);
         let mut spared: BTreeMap<WorkerId, usize> = workers
             .ready()
             .filter_map(|(id, _)| Some((id, workers.spares(id, limit, is_any_idle)?)))
@@ -105,20 +105,20 @@ impl Workers {
     fn spares(&self, id: WorkerId, limit: usize, is_any_idle: bool) -> Option<usize> {
         let worker = self.get(id)?;
         let limit = worker.running_limit(limit);
-        let is_over = worker.booked.requests > limit as u64;
+        let is_over = worker.bookings.sum().requests > limit as u64;
         let waits = worker.load.oldest_waiting_ms >= WAITED_MS && is_any_idle;
         let runs = match worker.record.is_aside() || waits {
             true => worker.load.running as usize,
             false if is_over => limit,
             false => return None,
         };
-        Some(runs.saturating_sub(worker.begun()))
+        Some(runs.saturating_sub(worker.bookings.begun()))
     }
 
     /// True if a worker begins a further request at once.
     fn is_free(&self, id: WorkerId, limit: usize) -> bool {
         self.get(id).is_some_and(|worker| {
-            let held = worker.booked.requests;
+            let held = worker.bookings.sum().requests;
             let has_room = held < worker.running_limit(limit) as u64;
             has_room && worker.record.turn(held) == Turn::Usual && worker.load.oldest_waiting_ms < WAITED_MS
         })

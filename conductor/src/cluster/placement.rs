@@ -69,24 +69,26 @@ struct Cost {
 
 impl Cost {
     fn new(query: &PlacementQuery<'_>, id: WorkerId, worker: &Worker) -> Self {
+        let booked = worker.bookings.sum();
         Self {
-            turn: worker.record.turn(worker.booked.requests),
-            full: worker.booked.requests >= worker.running_limit(query.most_requests) as u64,
-            blocks: worker.cost_of(query.blocks.saturating_sub(query.cached.at(id)) + worker.booked.blocks()),
-            requests: worker.booked.requests,
-            launched: worker.launched,
+            turn: worker.record.turn(booked.requests),
+            full: booked.requests >= worker.running_limit(query.most_requests) as u64,
+            blocks: worker.cost_of(query.blocks.saturating_sub(query.cached.at(id)) + booked.blocks()),
+            requests: booked.requests,
+            launched: worker.bookings.launched(),
         }
     }
 
     /// Cost of this prefill followed by a decode on another worker. The prefill already counts the request's own
     /// blocks, so the decode adds only the blocks that are booked on the decode's worker.
     fn with_decode(self, decode: &Candidate<'_>) -> Self {
+        let booked = decode.worker.bookings.sum();
         Self {
             turn: self.turn.max(decode.cost.turn),
             full: self.full || decode.cost.full,
-            blocks: self.blocks.saturating_add(decode.worker.cost_of(decode.worker.booked.blocks())),
-            requests: decode.worker.booked.requests,
-            launched: decode.worker.launched,
+            blocks: self.blocks.saturating_add(decode.worker.cost_of(booked.blocks())),
+            requests: booked.requests,
+            launched: decode.worker.bookings.launched(),
         }
     }
 }
@@ -112,7 +114,7 @@ impl Workers {
     /// another suspect.
     fn cheapest(&self, role: GraphRole, query: &PlacementQuery<'_>) -> Option<Candidate<'_>> {
         self.ready_for(role.into())
-            .filter(|(_, worker)| !query.suspect || worker.booked.suspects == 0)
+            .filter(|(_, worker)| !query.suspect || worker.bookings.sum().suspects == 0)
             .map(|(id, worker)| Candidate { role, cost: Cost::new(query, id, worker), id, worker })
             .min_by_key(|candidate| candidate.cost)
     }

@@ -357,7 +357,7 @@ proptest! {
         }
         let state = cluster.state.lock();
         prop_assert!(state.requests.len() == 0 && !state.requests.any_waiting(), "{:?}", *state);
-        prop_assert!(state.membership.workers.iter().all(|(_, worker)| !worker.holds_any()), "{:?}", state.membership.workers);
+        prop_assert!(state.membership.workers.iter().all(|(_, worker)| worker.bookings.are_empty()), "{:?}", state.membership.workers);
         drop(state);
         for client in &mut world.clients {
             client.read();

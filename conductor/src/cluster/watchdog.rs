@@ -78,7 +78,7 @@ impl Silence {
     /// either time exceeds its limit.
     fn of(worker: &mut Worker, time: Duration, limits: &Limits) -> Option<Self> {
         worker.silent += time;
-        worker.stuck = if worker.has_work() { worker.stuck + time } else { Duration::ZERO };
+        worker.stuck = if worker.bookings.have_work() { worker.stuck + time } else { Duration::ZERO };
         if worker.silent > limits.faults.heartbeat_timeout() {
             return Some(Self::Stopped);
         }

@@ -225,7 +225,7 @@ impl Cluster {
         self.metrics.gone(rank);
         state.recent.gone(rank);
         let why = format!("worker {rank}: {why}");
-        for request in worker.requests() {
+        for request in worker.bookings.requests() {
             if let Some(held) = state.requests.get_mut(request) {
                 let effects = held.on_worker_lost(id, &why);
                 self.apply(state, request, effects);

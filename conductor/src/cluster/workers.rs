@@ -1,257 +1,28 @@
-//! The joined workers: their phases, their roles, and the load that is booked on each.
+//! The joined workers: their groups and roles, and the messages to them.
+
+mod bookings;
+mod worker;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry},
-    net::IpAddr,
+    collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
 
 use tokio::sync::mpsc;
-use tonic::Status;
 use tutti_proto::{
-    GraphKey, Rank, RequestId, WorkerId,
+    GraphKey, Rank, WorkerId,
     cluster::v1::{self as pb, conductor_message::Message as ToWorker},
 };
-use tutti_runtime::Error;
 
+pub use self::{
+    bookings::{Activity, Booking},
+    worker::{Joining, Link, Worker},
+};
 use super::{
-    pace::Steps,
-    placement::Placement,
     roles::{Duties, GroupRole},
-    standing::Record,
     topology::{Replica, Topology},
 };
-use crate::request::{GraphRole, Members, Request};
-
-/// Identity of a joining worker, from its `Hello` and its connection.
-#[derive(Clone, Debug)]
-pub struct Joining {
-    /// The worker's rank.
-    pub rank: Rank,
-    /// The worker's process id.
-    pub pid: u32,
-    /// The address that the worker dials from.
-    pub host: IpAddr,
-    /// As in [`pb::Hello::meeting_path`].
-    pub meeting_path: String,
-}
-
-/// The sending end of the channel to one worker. The channel holds [`super::Limits::link_capacity`] messages. The
-/// channel never fills while the conductor keeps its own limits, because each try of a request in flight is launched
-/// and cancelled at most once on a worker.
-pub type Link = mpsc::Sender<Result<pb::ConductorMessage, Status>>;
-
-/// A worker, from its `Hello` to the end of its stream.
-#[derive(Debug)]
-pub struct Worker {
-    pub rank: Rank,
-    pub pid: u32,
-    /// The address that the worker dials from.
-    pub host: IpAddr,
-    /// As in [`pb::Hello::meeting_path`].
-    pub meeting_path: String,
-    pub phase: pb::WorkerPhase,
-    pub load: pb::WorkerLoad,
-    /// The worker's own description of the model; `None` until the worker's `Ready`.
-    pub model: Option<pb::ModelDescription>,
-    /// Number of requests that the worker runs at a time, as the worker reports; `None` until the worker is ready, and
-    /// for ranks that follow a leader.
-    pub running_limit: Option<u32>,
-    /// The worker's description of its device; empty until the worker is ready.
-    pub device: String,
-    /// The channel to the worker; `None` once the worker is turned away. Dropping the link ends the worker's stream,
-    /// and then the worker exits.
-    pub link: Option<Link>,
-    /// Number of forward passes that the worker had run at its last heartbeat.
-    forwards: u64,
-    /// Memory of the worker's process at its last heartbeat.
-    pub resident_bytes: Option<u64>,
-    /// Time since the worker's last message.
-    pub silent: Duration,
-    /// Time for which the worker has had work without progress.
-    pub stuck: Duration,
-    /// Graphs that the worker holds.
-    graphs: HashMap<GraphKey, Held>,
-    /// Number of `graphs` that are [`Activity::Resting`], because they wait for another worker's data.
-    resting: usize,
-    /// Sum of the bookings of all `graphs`.
-    pub booked: Booking,
-    /// Number of graphs launched on the worker so far.
-    pub launched: u64,
-    /// The worker's last steps.
-    pub steps: Steps,
-    /// Cost of a block of tokens on this worker, in percent of its peers'.
-    pub cost_percent: u64,
-    /// Standing among the peers.
-    pub record: Record,
-}
-
-impl Worker {
-    fn new(joining: Joining, link: Link) -> Self {
-        let Joining { rank, pid, host, meeting_path } = joining;
-        Self {
-            rank,
-            pid,
-            host,
-            meeting_path,
-            phase: pb::WorkerPhase::Starting,
-            load: pb::WorkerLoad::default(),
-            model: None,
-            running_limit: None,
-            device: String::new(),
-            link: Some(link),
-            forwards: 0,
-            resident_bytes: None,
-            silent: Duration::ZERO,
-            stuck: Duration::ZERO,
-            graphs: HashMap::new(),
-            resting: 0,
-            booked: Booking::default(),
-            launched: 0,
-            steps: Steps::default(),
-            cost_percent: 100,
-            record: Record::default(),
-        }
-    }
-
-    /// The requests of the graphs that the worker holds.
-    pub fn requests(&self) -> BTreeSet<RequestId> {
-        self.graphs.keys().map(|key| key.request).collect()
-    }
-
-    /// Maximum number of requests that the worker runs at a time: `settings_limit`, or the worker's own limit if its
-    /// memory for slots holds fewer.
-    pub fn running_limit(&self, settings_limit: usize) -> usize {
-        self.running_limit.map_or(settings_limit, |limit| settings_limit.min(limit as usize))
-    }
-
-    /// True if the worker holds any graph.
-    #[cfg(test)]
-    pub fn holds_any(&self) -> bool {
-        !self.graphs.is_empty()
-    }
-
-    /// True if the worker holds an active graph, so that the worker is expected to make steps.
-    pub fn has_work(&self) -> bool {
-        self.graphs.len() > self.resting
-    }
-
-    /// True if a graph has been in a step, or is not held.
-    pub fn has_begun(&self, key: GraphKey) -> bool {
-        self.graphs.get(&key).is_none_or(|held| held.begun)
-    }
-
-    /// Number of graphs that have been in a step.
-    pub fn begun(&self) -> usize {
-        self.graphs.values().filter(|held| held.begun).count()
-    }
-
-    /// Cost of computing a number of blocks.
-    pub fn cost_of(&self, blocks: u64) -> u64 {
-        blocks.saturating_mul(self.cost_percent)
-    }
-
-    fn activate(&mut self, key: GraphKey) {
-        if !self.has_work() {
-            self.stuck = Duration::ZERO;
-        }
-        if let Some(held) = self.graphs.get_mut(&key).filter(|held| held.activity == Activity::Resting) {
-            held.activity = Activity::Active;
-            self.resting -= 1;
-        }
-    }
-
-    /// Stores the counters of a heartbeat. A changed counter is progress.
-    pub fn take_heartbeat(&mut self, beat: &pb::Heartbeat) {
-        let load = beat.load.unwrap_or_default();
-        if (load.steps, beat.forwards) != (self.load.steps, self.forwards) {
-            self.stuck = Duration::ZERO;
-        }
-        (self.load, self.forwards) = (load, beat.forwards);
-    }
-
-    /// Ends the worker's stream with the error `why`. The worker gets no further messages, and is removed from the
-    /// cluster when its stream ends.
-    pub fn turn_away(&mut self, why: Error) {
-        if let Some(link) = self.link.take() {
-            // A failure to send is ignored: either the worker does not read and the link is full, or the stream has
-            // already ended.
-            let _ = link.try_send(Err(why.into()));
-        }
-    }
-
-    /// The name of a walk in the worker's model; "undeclared" if the model has no such walk.
-    pub fn walk_name(&self, walk: u32) -> &str {
-        let declaration = self.model.as_ref().and_then(|model| model.declaration.as_ref());
-        let walk = declaration.and_then(|declaration| declaration.walks.get(walk as usize));
-        walk.map_or("undeclared", |walk| &walk.name)
-    }
-}
-
-/// The load that a worker graph puts on its worker.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Booking {
-    pub requests: u64,
-    /// Number of prompt blocks that are not computed yet.
-    pub queued_blocks: u64,
-    /// Number of blocks of graphs that decode, or that wait to decode after their prompt has been computed.
-    pub active_blocks: u64,
-    /// Number of requests that may be the cause of their workers' crashes.
-    pub suspects: u64,
-}
-
-impl Booking {
-    /// The load of a request's graph at its placement.
-    pub fn new(request: &Request, placement: &Placement) -> Self {
-        let blocks = request.blocks();
-        let (queued_blocks, active_blocks) = match placement.role {
-            GraphRole::Whole | GraphRole::Prefill => (blocks.saturating_sub(placement.cached), 0),
-            GraphRole::Decode => (0, blocks),
-            GraphRole::Encode => (request.media_blocks(), 0),
-        };
-        Self { requests: 1, queued_blocks, active_blocks, suspects: request.is_suspect().into() }
-    }
-
-    /// Number of blocks that delay a new request on the worker: prompt blocks queued before the request, and blocks of
-    /// decodes that share its steps.
-    pub fn blocks(&self) -> u64 {
-        self.queued_blocks + self.active_blocks
-    }
-
-    fn add(&mut self, other: Self) {
-        self.requests += other.requests;
-        self.queued_blocks += other.queued_blocks;
-        self.active_blocks += other.active_blocks;
-        self.suspects += other.suspects;
-    }
-
-    /// Subtracts the booking `other`, which must have been added before, so that no field underflows.
-    fn subtract(&mut self, other: Self) {
-        self.requests -= other.requests;
-        self.queued_blocks -= other.queued_blocks;
-        self.active_blocks -= other.active_blocks;
-        self.suspects -= other.suspects;
-    }
-}
-
-/// Participation of a graph in its worker's steps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activity {
-    /// The graph takes part in steps.
-    Active,
-    /// The graph waits for another worker's planes or embeddings. Until they arrive, the worker makes no steps for the
-    /// graph.
-    Resting,
-}
-
-/// A graph that a worker holds.
-#[derive(Clone, Copy, Debug)]
-struct Held {
-    booking: Booking,
-    activity: Activity,
-    /// True once the graph has been in a step.
-    begun: bool,
-}
+use crate::request::Members;
 
 /// All joined workers.
 #[derive(Debug, Default)]
@@ -288,7 +59,7 @@ impl Workers {
 
     /// True if a graph has been in a step of its worker, or is not there.
     pub fn has_begun(&self, id: WorkerId, key: GraphKey) -> bool {
-        self.get(id).is_none_or(|worker| worker.has_begun(key))
+        self.get(id).is_none_or(|worker| worker.bookings.has_begun(key))
     }
 
     /// Sets the roles of each group.
@@ -434,15 +205,10 @@ impl Workers {
     /// Adds a graph to its worker's load.
     pub fn book(&mut self, id: WorkerId, key: GraphKey, booking: Booking, activity: Activity) {
         if let Some(worker) = self.by_id.get_mut(&id)
-            && let Entry::Vacant(vacant) = worker.graphs.entry(key)
+            && worker.bookings.add(key, booking)
+            && activity == Activity::Active
         {
-            vacant.insert(Held { booking, activity: Activity::Resting, begun: false });
-            worker.resting += 1;
-            worker.booked.add(booking);
-            worker.launched += 1;
-            if activity == Activity::Active {
-                worker.activate(key);
-            }
+            worker.activate(key);
         }
     }
 
@@ -455,29 +221,22 @@ impl Workers {
 
     /// Records that a graph has been in a step.
     pub fn begin(&mut self, id: WorkerId, key: GraphKey) {
-        if let Some(held) = self.by_id.get_mut(&id).and_then(|worker| worker.graphs.get_mut(&key)) {
-            held.begun = true;
+        if let Some(worker) = self.by_id.get_mut(&id) {
+            worker.bookings.begin(key);
         }
     }
 
-    /// Books a graph as decoding: its prompt is computed, and prompt and output together take `blocks` blocks.
+    /// Books a graph as decoding; see [`bookings::Bookings::set_decoding`].
     pub fn set_decoding(&mut self, id: WorkerId, key: GraphKey, blocks: u64) {
-        let Some(worker) = self.by_id.get_mut(&id) else { return };
-        let Some(held) = worker.graphs.get_mut(&key) else { return };
-        held.begun = true;
-        let booking = Booking { queued_blocks: 0, active_blocks: blocks, ..held.booking };
-        worker.booked.subtract(std::mem::replace(&mut held.booking, booking));
-        worker.booked.add(booking);
+        if let Some(worker) = self.by_id.get_mut(&id) {
+            worker.bookings.set_decoding(key, blocks);
+        }
     }
 
     /// Removes a completed graph from its worker's load. Returns true if this makes room for another graph, and false
     /// if the worker is lost or did not hold the graph.
     pub fn release(&mut self, id: WorkerId, key: GraphKey) -> bool {
-        let Some(worker) = self.by_id.get_mut(&id) else { return false };
-        let Some(held) = worker.graphs.remove(&key) else { return false };
-        worker.resting -= usize::from(held.activity == Activity::Resting);
-        worker.booked.subtract(held.booking);
-        true
+        self.by_id.get_mut(&id).is_some_and(|worker| worker.bookings.remove(key))
     }
 
     /// Tells every worker to leave. A follower whose leader is present gets no message: it leaves with its leader.

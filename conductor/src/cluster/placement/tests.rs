@@ -195,7 +195,7 @@ fn a_prefix_wins_until_its_worker_has_more_to_do_than_it_saves() {
         "the worker is full"
     );
     workers.release(b, key(1));
-    assert_eq!(workers.get_mut(b).unwrap().booked, Booking::default());
+    assert_eq!(workers.get_mut(b).unwrap().bookings.sum(), Booking::default());
 }
 
 /// A worker whose memory has slots for fewer requests than the settings allow.
@@ -277,7 +277,7 @@ proptest! {
             let id = *placement.members.values().next().unwrap();
             workers.book(id, key(request), Booking { queued_blocks: blocks, ..BOOKING }, Activity::Active);
         }
-        let counts = || workers.iter().map(|(_, worker)| worker.booked.requests);
+        let counts = || workers.iter().map(|(_, worker)| worker.bookings.sum().requests);
         prop_assert!(counts().max().unwrap() - counts().min().unwrap() <= 1);
     }
 }
@@ -289,7 +289,7 @@ fn a_resting_graph_is_load_but_no_work() {
     workers.book(id, key(1), BOOKING, Activity::Resting);
     let state = |workers: &mut Workers| {
         let worker = workers.get_mut(id).unwrap();
-        (worker.holds_any(), worker.has_work(), worker.booked.requests)
+        (!worker.bookings.are_empty(), worker.bookings.have_work(), worker.bookings.sum().requests)
     };
     assert_eq!(state(&mut workers), (true, false, 1));
     workers.activate(id, key(1));
