@@ -13,6 +13,7 @@ mod fields;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod history;
+mod json_values;
 mod logprobs;
 mod messages;
 mod models;
@@ -57,12 +58,9 @@ use crate::{
     },
     metrics::RouterMetrics,
     page,
-    text::pool::{Lane, TextWork},
+    text::pool::{IN_PLACE_BYTES, Lane, TextWork},
     uploads::Uploads,
 };
-
-/// Size of a body in bytes above which parsing runs in the text pool, to keep the async threads free.
-const PARSED_IN_PLACE_BYTES: usize = 64 << 10;
 
 /// State shared by all routes.
 #[derive(Clone)]
@@ -104,7 +102,7 @@ impl Api {
     {
         let share = Entry::of(request.extensions()).share();
         let body = self.bodies.read(request).await?;
-        if body.bytes.len() <= PARSED_IN_PLACE_BYTES {
+        if body.bytes.len() <= IN_PLACE_BYTES {
             return parse(&body.bytes);
         }
         let work = TextWork { lane: Lane::Parse, share, bytes: body.bytes.len() };

@@ -10,6 +10,7 @@ use crate::{
     },
     grammar::Grammar,
     ids::IdStyle,
+    names::ParameterNames,
     parser::{Making, Reading},
     turn::{Calls, Turn},
 };
@@ -33,6 +34,8 @@ struct Declaration {
     read: fn(Making<'_, '_>) -> Reading,
     /// Markers that begin calls in text.
     triggers: &'static [Trigger],
+    /// The names of parameters that calls carry.
+    parameter_names: ParameterNames,
     /// Writes the rules of calls.
     grammar: fn(&mut Grammar<'_>),
 }
@@ -56,6 +59,7 @@ static FORMATS: [Declaration; 11] = [
         without_template: None,
         read: read_harmony,
         triggers: &[],
+        parameter_names: ParameterNames::Any,
         grammar: Harmony::grammar,
     },
     Declaration {
@@ -67,6 +71,7 @@ static FORMATS: [Declaration; 11] = [
         without_template: Some(dsml::WITHOUT_TEMPLATE),
         read: read_turn::<Dsml>,
         triggers: Dsml::TRIGGERS,
+        parameter_names: Dsml::PARAMETER_NAMES,
         grammar: Dsml::grammar,
     },
     Declaration {
@@ -78,6 +83,7 @@ static FORMATS: [Declaration; 11] = [
         without_template: None,
         read: read_turn::<DeepSeek>,
         triggers: DeepSeek::TRIGGERS,
+        parameter_names: DeepSeek::PARAMETER_NAMES,
         grammar: DeepSeek::grammar,
     },
     Declaration {
@@ -89,6 +95,7 @@ static FORMATS: [Declaration; 11] = [
         without_template: None,
         read: read_turn::<Kimi>,
         triggers: Kimi::TRIGGERS,
+        parameter_names: Kimi::PARAMETER_NAMES,
         grammar: Kimi::grammar,
     },
     Declaration {
@@ -100,6 +107,7 @@ static FORMATS: [Declaration; 11] = [
         without_template: None,
         read: read_turn::<MiniMax>,
         triggers: MiniMax::TRIGGERS,
+        parameter_names: MiniMax::PARAMETER_NAMES,
         grammar: MiniMax::grammar,
     },
     Declaration {
@@ -111,6 +119,7 @@ static FORMATS: [Declaration; 11] = [
         without_template: None,
         read: read_turn::<Glm>,
         triggers: Glm::TRIGGERS,
+        parameter_names: Glm::PARAMETER_NAMES,
         grammar: Glm::grammar,
     },
     Declaration {
@@ -122,6 +131,7 @@ static FORMATS: [Declaration; 11] = [
         without_template: None,
         read: read_turn::<Qwen>,
         triggers: Qwen::TRIGGERS,
+        parameter_names: Qwen::PARAMETER_NAMES,
         grammar: Qwen::grammar,
     },
     Declaration {
@@ -133,6 +143,7 @@ static FORMATS: [Declaration; 11] = [
         without_template: None,
         read: read_turn::<Hermes>,
         triggers: Hermes::TRIGGERS,
+        parameter_names: Hermes::PARAMETER_NAMES,
         grammar: Hermes::grammar,
     },
     Declaration {
@@ -144,6 +155,7 @@ static FORMATS: [Declaration; 11] = [
         without_template: None,
         read: read_turn::<Mistral>,
         triggers: Mistral::TRIGGERS,
+        parameter_names: Mistral::PARAMETER_NAMES,
         grammar: Mistral::grammar,
     },
     Declaration {
@@ -155,6 +167,7 @@ static FORMATS: [Declaration; 11] = [
         without_template: None,
         read: read_turn::<Pythonic>,
         triggers: Pythonic::TRIGGERS,
+        parameter_names: Pythonic::PARAMETER_NAMES,
         grammar: Pythonic::grammar,
     },
     Declaration {
@@ -166,6 +179,7 @@ static FORMATS: [Declaration; 11] = [
         without_template: None,
         read: read_turn::<Llama>,
         triggers: Llama::TRIGGERS,
+        parameter_names: Llama::PARAMETER_NAMES,
         grammar: Llama::grammar,
     },
 ];
@@ -221,6 +235,10 @@ impl Format {
 
     pub(crate) fn ids(self) -> IdStyle {
         self.0.ids
+    }
+
+    pub(crate) fn parameter_names(self) -> ParameterNames {
+        self.0.parameter_names
     }
 
     /// True if the format itself marks reasoning, so that no kind of [`Reasoning`](crate::Reasoning) is needed.

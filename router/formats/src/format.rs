@@ -21,6 +21,7 @@ pub(crate) use self::{
 use crate::{
     cursor::{Break, Cursor, Lexicon},
     grammar::Grammar,
+    names::ParameterNames,
     tools::Tools,
 };
 
@@ -37,6 +38,9 @@ pub(crate) enum Trigger {
 pub(crate) trait CallFormat: Send + Sync {
     /// Markers or texts with which calls begin.
     const TRIGGERS: &'static [Trigger];
+
+    /// The names of parameters that calls carry.
+    const PARAMETER_NAMES: ParameterNames = ParameterNames::Any;
 
     /// Makes the format's markers.
     fn new(lexicon: &mut Lexicon<'_>, tools: Arc<Tools>) -> Self;

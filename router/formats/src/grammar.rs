@@ -9,6 +9,7 @@ mod tagged;
 use std::fmt::{Display, Write};
 
 use serde_json::{Map, Value};
+use tutti_constraints::MAX_GRAMMAR_BYTES;
 
 pub(crate) use self::tagged::{Piece, TaggedValues};
 use crate::{choice::Format, cursor::Vocabulary, output::CallLimit};
@@ -54,19 +55,28 @@ pub enum Wanted {
     TextAndCalls,
 }
 
+/// The rules of the tools' calls are longer than a grammar may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("need a grammar of more than {MAX_GRAMMAR_BYTES} bytes, which is the limit")]
+pub struct LongGrammar;
+
 impl Format {
     /// The grammar of an output. `None` if calls in text cannot be told from text, because no token begins them.
+    ///
+    /// # Errors
+    /// If the grammar is longer than one may be. The work is bounded: a parameter's rule repeats the definitions of its
+    /// schema, so that a grammar may be many times as long as the schemas.
     pub fn grammar(
         self,
         tools: &[ToolGrammar<'_>],
         wanted: Wanted,
         limit: CallLimit,
         vocabulary: &Vocabulary,
-    ) -> Option<String> {
-        let mut grammar = Grammar { tools, limit, vocabulary, rules: String::new() };
+    ) -> Result<Option<String>, LongGrammar> {
+        let mut grammar = Grammar { tools, limit, vocabulary, rules: String::new(), has_text_value: false };
         let start = match (wanted, limit) {
             (Wanted::Calls, _) => "calls",
-            (Wanted::TextAndCalls, _) if !self.begins_calls_by_tokens(vocabulary) => return None,
+            (Wanted::TextAndCalls, _) if !self.begins_calls_by_tokens(vocabulary) => return Ok(None),
             (Wanted::TextAndCalls, CallLimit::None) => "FREE (calls FREE)*",
             (Wanted::TextAndCalls, CallLimit::One) => "FREE calls?",
         };
@@ -74,7 +84,7 @@ impl Format {
         // Text without any token that is a marker.
         grammar.rule("FREE", r"/(.|\n)*/");
         self.write_grammar(&mut grammar);
-        Some(grammar.rules)
+        if grammar.is_long() { Err(LongGrammar) } else { Ok(Some(grammar.rules)) }
     }
 }
 
@@ -84,6 +94,8 @@ pub(crate) struct Grammar<'a> {
     limit: CallLimit,
     vocabulary: &'a Vocabulary,
     rules: String,
+    /// True if the rule of text between tags is written.
+    has_text_value: bool,
 }
 
 impl<'a> Grammar<'a> {
@@ -91,6 +103,11 @@ impl<'a> Grammar<'a> {
     pub fn rule(&mut self, name: impl Display, body: impl Display) {
         // Writing to a string cannot fail.
         let _ = writeln!(self.rules, "{name}: {body}");
+    }
+
+    /// True if the grammar is longer than one may be, and need not be completed.
+    fn is_long(&self) -> bool {
+        self.rules.len() > MAX_GRAMMAR_BYTES
     }
 
     /// A text as a literal of Lark, whose escapes are those of JSON.
@@ -116,6 +133,9 @@ impl<'a> Grammar<'a> {
         let tools = self.tools;
         let mut rules = Vec::with_capacity(tools.len());
         for (index, tool) in tools.iter().enumerate() {
+            if self.is_long() {
+                break;
+            }
             let body = body(self, Tool { index, tool });
             let rule = format!("{name}{index}");
             self.rule(&rule, body);

@@ -31,6 +31,7 @@
 //! | `turn` | content, blocks of reasoning and calls, in any order |
 //! | `format` | one file per family: the calls, written down like a grammar |
 //! | `bodies` | what families share: JSON with a name in it, JSON behind a name, tagged parameters |
+//! | `names` | the names of tools and parameters that a format carries |
 //! | `output` | events; white space that belongs to the format |
 //! | `grammar` | the same calls as a grammar, for requests whose calls are enforced |
 //! | `choice` | the table of formats, with the signs by which a chat template shows its format |
@@ -73,6 +74,7 @@ mod grammar;
 mod ids;
 mod json;
 mod limits;
+mod names;
 mod output;
 mod parser;
 mod reasoning;
@@ -83,10 +85,11 @@ pub use self::{
     choice::{Format, Refusal},
     cursor::Vocabulary,
     event::{Answer, Call, Event},
-    grammar::{ToolGrammar, Wanted},
+    grammar::{LongGrammar, ToolGrammar, Wanted},
+    names::{NAME_CHARS, NameRefusal, is_name_char},
     output::CallLimit,
     parser::{Dialect, Parser, Request},
     reasoning::{Block, Reasoning},
-    tools::{DuplicateTool, Tools},
+    tools::Tools,
     turn::Calls,
 };

@@ -4,36 +4,27 @@
 
 mod types;
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 pub(crate) use self::types::Types;
 
 /// The declared tools: the JSON Schema of the parameters by the tool's name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tools {
-    schemas: HashMap<String, Value>,
+    schemas: HashMap<String, Arc<Map<String, Value>>>,
 }
 
-/// Two tools have this name.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("two tools are named {0:?}; names of tools must differ")]
-pub struct DuplicateTool(pub String);
+/// Tools with their names and schemas. A tool without parameters may have any schema. The caller refuses two tools of one
+/// name; the last one counts.
+impl FromIterator<(String, Arc<Map<String, Value>>)> for Tools {
+    fn from_iter<T: IntoIterator<Item = (String, Arc<Map<String, Value>>)>>(tools: T) -> Self {
+        Self { schemas: tools.into_iter().collect() }
+    }
+}
 
 impl Tools {
-    /// The tools with these names and schemas. A tool without parameters may have any schema.
-    pub fn new(tools: impl IntoIterator<Item = (String, Value)>) -> Result<Self, DuplicateTool> {
-        let mut schemas = HashMap::new();
-        for (name, schema) in tools {
-            if schemas.contains_key(&name) {
-                return Err(DuplicateTool(name));
-            }
-            schemas.insert(name, schema);
-        }
-        Ok(Self { schemas })
-    }
-
     /// True if a tool has this name.
     pub fn declares(&self, name: &str) -> bool {
         self.schemas.contains_key(name)

@@ -33,7 +33,7 @@ use crate::{
     served::ServedModel,
     text::{
         detokenizer::{Detokenizer, Unfinished},
-        pool::{Lane, TextPool, TextWork},
+        pool::{IN_PLACE_BYTES, Lane, TextPool, TextWork},
         tokenizer::SpecialTokens,
     },
 };
@@ -146,7 +146,7 @@ impl Generator {
 
     async fn accept(
         &self,
-        mut request: GenerationRequest,
+        request: GenerationRequest,
         entry: &Entry,
         name: RequestName,
         share_of_checks: Share,
@@ -155,7 +155,7 @@ impl Generator {
         // The limits are read once, so that all checks of this request's logprobs use the same limits.
         let limits = self.settings.get();
         let model = self.model_named(request.model.as_deref())?;
-        reading::constrain(&mut request, &model)?;
+        let mut request = self.constrain(request, &model, share_of_checks).await?;
         let mut common = validate::check(&request, &model)?;
         common.cache_salt = entry.cache_salt(request.cache_salt);
         let n = request.n.unwrap_or(1);
@@ -222,6 +222,23 @@ impl Generator {
         let info =
             Arc::new(GenerationInfo { model, prompts, n, output: request.output, share: entry.share() });
         Ok(Accepted { info, choices, permits, queued, unread })
+    }
+
+    /// Constrains the answer to the calls that a request wants. The schemas of many tools cost CPU time, so they wait for
+    /// a thread of the pool.
+    async fn constrain(
+        &self,
+        mut request: GenerationRequest,
+        model: &Arc<ServedModel>,
+        share: Share,
+    ) -> Result<GenerationRequest, Error> {
+        let bytes = request.reading.as_ref().map_or(0, Reading::enforced_bytes);
+        let model = model.clone();
+        let constrain = move || reading::constrain(&mut request, &model).map(|()| request);
+        if bytes <= IN_PLACE_BYTES {
+            return constrain();
+        }
+        self.on_text(TextWork { lane: Lane::Parse, share, bytes }, constrain).await?
     }
 
     /// Checks a request's constraint, before the request holds anything that others wait for.

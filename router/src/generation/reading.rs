@@ -20,7 +20,7 @@ pub struct Tool {
     /// Its name.
     pub name: String,
     /// The JSON schema of its arguments. `None` if it has no arguments.
-    pub parameters: Option<Map<String, Value>>,
+    pub parameters: Option<Arc<Map<String, Value>>>,
     /// True if the arguments of every call follow the schema.
     pub is_strict: bool,
 }
@@ -44,6 +44,8 @@ pub enum ToolChoice {
 pub struct Reading {
     /// The declared tools.
     pub tools: Vec<Tool>,
+    /// Size of their JSON in bytes.
+    pub tool_bytes: usize,
     /// The calls that the request wants.
     pub choice: ToolChoice,
     /// Number of calls that an answer may have.
@@ -54,7 +56,8 @@ pub struct Reading {
     pub max_thinking_tokens: Option<u32>,
 }
 
-/// Refuses what the model cannot do, and constrains the answer to the calls that the request wants.
+/// Refuses what the model cannot do, and constrains the answer to the calls that the request wants. CPU-bound, as long as
+/// the schemas of the tools.
 pub fn constrain(request: &mut GenerationRequest, model: &ServedModel) -> Result<(), Error> {
     let Some(reading) = &request.reading else { return Ok(()) };
     let Some(calls) = reading.constraint(model)? else { return Ok(()) };
@@ -117,10 +120,7 @@ impl Reading {
             .map(|(index, tool)| {
                 let schema = tool.parameters.as_ref().filter(|_| is_enforced(tool));
                 if let Some(schema) = schema {
-                    let path = format!("tools[{index}].function.parameters");
-                    let schema = Value::Object(schema.clone());
-                    tutti_constraints::check_schema(&path, &schema, Strictness::Lenient)
-                        .map_err(|error| Error::invalid(error.path, error.message))?;
+                    check_schema(&format!("tools[{index}].function.parameters"), schema, format)?;
                 }
                 Ok(match (schema, tool.parameters.is_some()) {
                     (Some(schema), _) => ToolGrammar::with_schema(&tool.name, schema),
@@ -129,7 +129,8 @@ impl Reading {
                 })
             })
             .collect::<Result<_, Error>>()?;
-        Ok(format.grammar(&tools, wanted, self.limit, dialect.vocabulary()))
+        let grammar = format.grammar(&tools, wanted, self.limit, dialect.vocabulary());
+        grammar.map_err(|error| Error::invalid("tools", error.to_string()))
     }
 
     /// Creates the parser of one choice. `None` if all of its output is content.
@@ -163,12 +164,14 @@ impl Reading {
 
     /// The types of the tools' parameters.
     pub fn types(&self) -> Arc<Tools> {
-        let types = self.tools.iter().map(|tool| {
-            let schema = tool.parameters.clone().unwrap_or_default();
-            (tool.name.clone(), Value::Object(schema))
-        });
-        // The route has refused two tools of one name.
-        Arc::new(Tools::new(types).unwrap_or_default())
+        let types =
+            self.tools.iter().map(|tool| (tool.name.clone(), tool.parameters.clone().unwrap_or_default()));
+        Arc::new(types.collect())
+    }
+
+    /// Size in bytes of the JSON that [`constrain`] works on.
+    pub fn enforced_bytes(&self) -> usize {
+        self.wanted().map_or(0, |_| self.tool_bytes)
     }
 
     /// The block of reasoning in front of an answer, if something depends on it: a constraint, or a limit.
@@ -191,6 +194,21 @@ impl Reading {
         let begin = (block == Block::Unopened).then_some(begin);
         Ok(Some(Thinking { begin, end, max_tokens: self.max_thinking_tokens }))
     }
+}
+
+/// Refuses a schema of arguments that cannot be enforced, and names of parameters that the format does not carry.
+fn check_schema(path: &str, schema: &Arc<Map<String, Value>>, format: Format) -> Result<(), Error> {
+    let value = Value::Object((**schema).clone());
+    tutti_constraints::check_schema(path, &value, Strictness::Lenient)
+        .map_err(|error| Error::invalid(error.path, error.message))?;
+    let properties = schema.get("properties").and_then(Value::as_object).into_iter().flatten();
+    for (name, _) in properties {
+        format.check_parameter_name(name).map_err(|refusal| {
+            let message = format!("{refusal}: the model's calls ({}) cannot carry it", format.name());
+            Error::invalid(format!("{path}.properties.{name}"), message)
+        })?;
+    }
+    Ok(())
 }
 
 /// The tokens that begin and end a block of reasoning. `None` if the model has no such blocks. Text between other

@@ -75,11 +75,12 @@ fn respell(error: Error, max_tokens_name: &'static str) -> Error {
 pub(super) fn parse(body: &[u8]) -> Result<Chat, Error> {
     let mut fields = Fields::of_body(body, Scope::Chat)?;
     let shared = parameters::take(&mut fields)?;
-    let messages::Given { prompt, media, tools, earlier_calls } = messages::take(&mut fields)?;
+    let messages::Given { prompt, media, tools, tool_bytes, earlier_calls } = messages::take(&mut fields)?;
     let reading = Reading {
         choice: tools::choice(&mut fields, &tools)?,
         limit: tools::limit(&mut fields)?,
         tools,
+        tool_bytes,
         earlier_calls,
         max_thinking_tokens: fields.take("thinking_token_budget")?,
     };

@@ -5,26 +5,38 @@ use std::collections::HashSet;
 use serde_json::{Map, Value, value::RawValue};
 use tutti_runtime::Error;
 
-use super::fields::{self, Fields};
+use super::{
+    fields::{self, Fields},
+    json_values::ValueCount,
+};
 use crate::text::template::ToolCall;
 
 /// Maximum number of calls in a message.
 const MAX_CALLS: usize = 128;
-/// Maximum size in bytes of the JSON of all calls of a conversation. A parsed value takes many times the bytes of its
-/// JSON.
+/// Maximum size in bytes of the JSON of all calls of a conversation.
 const MAX_CALL_BYTES: usize = 4 << 20;
+/// Maximum number of values in the arguments of all calls of a conversation.
+const MAX_CALL_VALUES: usize = 64 << 10;
 /// Key of arguments that are no JSON, because the output that wrote them was cut. The conversation goes on with their
 /// text.
 const CUT_ARGUMENTS: &str = "arguments";
 
 /// The calls of the messages so far.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct History {
     ids: HashSet<String>,
+    /// Values in their arguments.
+    values: ValueCount,
     /// Number of calls.
     pub calls: usize,
     /// Size of their JSON in bytes.
     pub bytes: usize,
+}
+
+impl Default for History {
+    fn default() -> Self {
+        Self { ids: HashSet::new(), values: ValueCount::up_to(MAX_CALL_VALUES), calls: 0, bytes: 0 }
+    }
 }
 
 impl History {
@@ -61,9 +73,36 @@ impl History {
             return Err(Error::invalid(function.name("name"), "is empty"));
         }
         let path = function.name("arguments");
-        let arguments =
-            function.take_raw("arguments").map_or(Ok(Map::new()), |value| arguments(&path, value))?;
+        let arguments = match function.take_raw("arguments") {
+            Some(value) => self.arguments(&path, value)?,
+            None => Map::new(),
+        };
         Ok(ToolCall { id, name, arguments })
+    }
+
+    /// Reads arguments: an object, or its JSON as a text.
+    fn arguments(&mut self, path: &str, value: &RawValue) -> Result<Map<String, Value>, Error> {
+        let not_an_object = || Error::invalid(path, "is no JSON object");
+        if !value.get().starts_with('"') {
+            self.values.add(path, value.get())?;
+            return fields::parse(path, value).map_err(|_| not_an_object());
+        }
+        let text: String = fields::parse(path, value)?;
+        if text.trim().is_empty() {
+            return Ok(Map::new());
+        }
+        // The first reading keeps no values, so that text is neither counted nor kept as values up to its fault.
+        let is_json = serde_json::from_str::<&RawValue>(&text).is_ok();
+        if is_json {
+            self.values.add(path, &text)?;
+        }
+        match is_json.then(|| serde_json::from_str(&text)) {
+            Some(Ok(Value::Object(arguments))) => Ok(arguments),
+            Some(Ok(Value::Null)) => Ok(Map::new()),
+            Some(Ok(_)) => Err(not_an_object()),
+            // Text that nests too deeply is read as text, too.
+            Some(Err(_)) | None => Ok(Map::from_iter([(CUT_ARGUMENTS.to_owned(), Value::String(text))])),
+        }
     }
 
     /// Takes `tool_call_id`: the id of an earlier call, in any form. An empty one says nothing.
@@ -77,24 +116,6 @@ impl History {
             return Err(Error::invalid(path, message));
         }
         Ok(Some(id))
-    }
-}
-
-/// Reads arguments: an object, or its JSON as a text.
-fn arguments(path: &str, value: &RawValue) -> Result<Map<String, Value>, Error> {
-    let not_an_object = || Error::invalid(path, "is no JSON object");
-    if !value.get().starts_with('"') {
-        return fields::parse(path, value).map_err(|_| not_an_object());
-    }
-    let text: String = fields::parse(path, value)?;
-    if text.trim().is_empty() {
-        return Ok(Map::new());
-    }
-    match serde_json::from_str(&text) {
-        Ok(Value::Object(arguments)) => Ok(arguments),
-        Ok(Value::Null) => Ok(Map::new()),
-        Ok(_) => Err(not_an_object()),
-        Err(_) => Ok(Map::from_iter([(CUT_ARGUMENTS.to_owned(), Value::String(text))])),
     }
 }
 

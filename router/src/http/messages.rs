@@ -31,6 +31,8 @@ pub struct Given {
     pub media: Vec<Media>,
     /// The declared tools.
     pub tools: Vec<Tool>,
+    /// Size of their JSON in bytes.
+    pub tool_bytes: usize,
     /// Number of calls in the messages.
     pub earlier_calls: usize,
 }
@@ -71,7 +73,7 @@ pub fn take(fields: &mut Fields<'_>) -> Result<Given, Error> {
     let conversation =
         Conversation { messages, options, placeholders: Placeholders::Inserted, further_bytes };
     let prompt = Prompt::Chat { conversation, add_special_tokens };
-    Ok(Given { prompt, media, tools, earlier_calls: history.calls })
+    Ok(Given { prompt, media, tools, tool_bytes: bytes, earlier_calls: history.calls })
 }
 
 /// Takes `chat_template_kwargs`, the variables of the template.

@@ -4,10 +4,8 @@ use serde_json::value::RawValue;
 use tutti_runtime::Error;
 
 use super::fields::{self, Fields};
-use crate::text::template::{Switch, Switches};
+use crate::text::template::{EFFORT, SWITCHES, Switch, Switches};
 
-/// Names of the parameters that turn reasoning on and off. Both mean the same.
-const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
 /// Values of `reasoning_effort`. The chat template says which of them it knows.
 const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
@@ -25,10 +23,10 @@ pub fn switches(fields: &mut Fields<'_>) -> Result<Switches, Error> {
             _ => thinking = Some(Switch { parameter, is_on }),
         }
     }
-    let effort: Option<String> = fields.take("reasoning_effort")?;
+    let effort: Option<String> = fields.take(EFFORT)?;
     if let Some(effort) = effort.as_deref().filter(|effort| !EFFORTS.contains(effort)) {
         let message = format!("is {effort:?}; there are {}", EFFORTS.join(", "));
-        return Err(Error::invalid("reasoning_effort", message));
+        return Err(Error::invalid(EFFORT, message));
     }
     Ok(Switches { thinking, effort })
 }

@@ -1,20 +1,25 @@
 //! `tools`, `tool_choice` and `parallel_tool_calls`.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value, value::RawValue};
-use tutti_formats::CallLimit;
+use tutti_formats::{CallLimit, NAME_CHARS, is_name_char};
 use tutti_runtime::Error;
 
-use super::fields::{self, Fields};
+use super::{
+    fields::{self, Fields},
+    json_values::ValueCount,
+};
 use crate::generation::{Tool, ToolChoice};
 
 /// Maximum number of tools, as in OpenAI's API.
 const MAX_TOOLS: usize = 128;
-/// Maximum size in bytes of the JSON of all tools. A parsed value takes many times the bytes of its JSON.
+/// Maximum size in bytes of the JSON of all tools.
 const MAX_TOOL_BYTES: usize = 1 << 20;
+/// Maximum number of values in the JSON of all tools.
+const MAX_TOOL_VALUES: usize = 64 << 10;
 /// Maximum length of a tool's name.
 const MAX_NAME_BYTES: usize = 128;
-/// Characters of a tool's name besides letters and digits. Names stand between quotes, tags or spaces.
-const NAME_CHARS: &str = "_-.:/";
 
 /// The tools of a request.
 #[derive(Debug, Default)]
@@ -37,8 +42,10 @@ pub fn take(fields: &mut Fields<'_>) -> Result<GivenTools, Error> {
         let message = format!("have {} bytes, but may have at most {MAX_TOOL_BYTES}", given.bytes);
         return Err(Error::invalid(name, message));
     }
+    let mut values = ValueCount::up_to(MAX_TOOL_VALUES);
     for (index, value) in list.into_iter().enumerate() {
         let path = format!("{name}[{index}]");
+        values.add(&path, value.get())?;
         let tool = tool(&path, value)?;
         if let Some(earlier) = given.tools.iter().position(|earlier| earlier.name == tool.name) {
             let message =
@@ -69,7 +76,7 @@ fn tool(path: &str, value: &RawValue) -> Result<Tool, Error> {
     let parameters = function.name("parameters");
     let schema =
         function.take_raw("parameters").map(|schema| self::parameters(&parameters, schema)).transpose()?;
-    Ok(Tool { name, parameters: schema, is_strict: strict == Some(true) })
+    Ok(Tool { name, parameters: schema.map(Arc::new), is_strict: strict == Some(true) })
 }
 
 /// Refuses a name that a format could not carry.
@@ -82,7 +89,7 @@ fn check_name(path: &str, name: &str) -> Result<(), Error> {
     if name.is_empty() {
         return Err(Error::invalid(path, "is empty"));
     }
-    match name.chars().find(|c| !c.is_alphanumeric() && !NAME_CHARS.contains(*c)) {
+    match name.chars().find(|c| !is_name_char(*c)) {
         Some(c) => {
             let message = format!("is {name:?}, but {c:?} is none of letters, digits and {NAME_CHARS}");
             Err(Error::invalid(path, message))

@@ -14,6 +14,9 @@ use crate::{
     work_lane::{LaneSize, NotRun, WorkLane},
 };
 
+/// Maximum size in bytes of JSON that is worked on where it arrives, without a thread of the pool.
+pub const IN_PLACE_BYTES: usize = 64 << 10;
+
 /// Maximum size of a text in the short lane, in bytes.
 const SHORT_BYTES: usize = 16 << 10;
 

@@ -25,7 +25,7 @@ use self::{
 };
 pub use self::{
     message::{Content, ContentPart, Message, ToolCall},
-    switches::{Switch, Switches},
+    switches::{EFFORT, SWITCHES, Switch, Switches},
 };
 
 const NAME: &str = "chat_template";

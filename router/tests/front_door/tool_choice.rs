@@ -10,6 +10,9 @@ use crate::{
 };
 
 const CHAT: &str = "/v1/chat/completions";
+/// A template with the sign of calls as in Python.
+const PYTHONIC: &str =
+    "{{ tools }}{# func_name1( #}{% for message in messages %}{{ message.content }}{% endfor %}";
 const TWO: &str =
     "<tool_call>{\"name\": \"now\"}</tool_call>\n<tool_call>{\"name\": \"weather\"}</tool_call>\nText.";
 
@@ -107,6 +110,25 @@ async fn strict_tools_are_constrained_behind_the_marker() {
     let setup = support::ready_for(HERMES, &[]).await;
     assert_eq!(setup.post(CHAT, &body).await.status, StatusCode::OK);
     assert_eq!(grammar(&setup), None);
+}
+
+#[tokio::test]
+async fn names_of_parameters_that_the_format_does_not_carry_are_refused() {
+    for (template, is_refused) in [(PYTHONIC, true), (HERMES, false)] {
+        let setup = support::ready_for(template, MARKERS).await;
+        let mut body = chat(&json!({ "tool_choice": "required" }));
+        body["tools"][0]["function"]["parameters"]["properties"]["$filter"] = json!({ "type": "string" });
+        let answer = setup.post(CHAT, &body).await;
+        if !is_refused {
+            assert_eq!(answer.status, StatusCode::OK);
+            continue;
+        }
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+        assert_eq!(answer.json()["error"]["param"], "tools[0].function.parameters.properties.$filter");
+        // What is not enforced has no grammar that could admit the name.
+        body["tool_choice"] = json!("auto");
+        assert_eq!(setup.post(CHAT, &body).await.status, StatusCode::OK);
+    }
 }
 
 #[tokio::test]

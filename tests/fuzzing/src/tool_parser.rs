@@ -67,7 +67,9 @@ fn tools() -> Arc<Tools> {
     static TOOLS: LazyLock<Arc<Tools>> = LazyLock::new(|| {
         let schema = json!({"properties": {"a": {"type": "string"}, "n": {"type": "integer"}, "o": {"type": "object"},
             "l": {"type": ["array", "null"]}, "b": {"type": "boolean"}}});
-        Arc::new(Tools::new([("f".to_owned(), schema), ("g".to_owned(), json!({}))]).unwrap_or_default())
+        let schema = schema.as_object().cloned().unwrap_or_default();
+        let tools = [("f".to_owned(), Arc::new(schema)), ("g".to_owned(), Arc::default())];
+        Arc::new(Tools::from_iter(tools))
     });
     TOOLS.clone()
 }

@@ -67,6 +67,12 @@ fn named(name: &str, grammar: GrammarWithLexer) -> GrammarWithLexer {
     GrammarWithLexer { name: Some(name.to_owned()), ..grammar }
 }
 
+/// A schema in which white space is bounded, as [`Whitespace::Bounded`] has it, for grammars with schemas inside.
+pub fn with_bounded_whitespace(mut schema: Map<String, Value>) -> Value {
+    schema.insert(OPTIONS.to_owned(), json!({ "whitespace_pattern": BOUNDED_WHITESPACE }));
+    Value::Object(schema)
+}
+
 fn of_schema(schema: &Value, whitespace: Whitespace) -> GrammarWithLexer {
     let mut members = match schema {
         Value::Object(members) => members.clone(),
@@ -76,7 +82,7 @@ fn of_schema(schema: &Value, whitespace: Whitespace) -> GrammarWithLexer {
     };
     let options = match whitespace {
         Whitespace::Compact => json!({"whitespace_flexible": false}),
-        Whitespace::Bounded => json!({"whitespace_pattern": BOUNDED_WHITESPACE}),
+        Whitespace::Bounded => return GrammarWithLexer::from_json_schema(with_bounded_whitespace(members)),
         Whitespace::Any => json!({}),
     };
     members.insert(OPTIONS.to_owned(), options);

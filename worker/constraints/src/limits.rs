@@ -5,7 +5,7 @@ use std::time::Duration;
 use llguidance::api::ParserLimits;
 
 /// Maximum size in bytes of a schema, a grammar, a list of choices or structural tags, as compact JSON or text.
-pub(crate) const MAX_BYTES: usize = 64 << 10;
+pub const MAX_BYTES: usize = 64 << 10;
 /// Maximum size in bytes of the text of schemas, white space included, before they are parsed.
 pub(crate) const MAX_TEXT_BYTES: usize = 4 * MAX_BYTES;
 /// Maximum size in bytes of a regular expression, and of one `pattern` in a schema.

@@ -9,6 +9,7 @@ use crate::{
     choice::WithoutTemplate,
     cursor::{Break, Cursor, Lexicon, Markers},
     grammar::{Grammar, Piece, TaggedValues},
+    names::ParameterNames,
     output::Output,
     tools::Tools,
 };
@@ -31,6 +32,9 @@ const CALL_ENDS: [&str; 2] = ["</｜DSML｜invoke>", "</｜DSML｜ invoke>"];
 const CALLS: [&str; 2] = ["<｜DSML｜invoke name=\"", "<｜DSML｜ invoke name=\""];
 const PARAMETERS: [&str; 2] = ["<｜DSML｜parameter name=\"", "<｜DSML｜ parameter name=\""];
 
+/// Text behind the name of a parameter.
+const KEY_END: &str = "\"";
+
 const VALUES: TaggedValues = TaggedValues {
     open: &[Piece::Marker(PARAMETERS[0])],
     before_text: &[Piece::Text("\" string=\"true\">")],
@@ -45,6 +49,7 @@ impl CallFormat for Dsml {
         Trigger::Marker("<｜DSML｜tool_calls>"),
         Trigger::Marker("<｜DSML｜ calls>"),
     ];
+    const PARAMETER_NAMES: ParameterNames = ParameterNames::Before(KEY_END);
 
     fn new(lexicon: &mut Lexicon<'_>, tools: Arc<Tools>) -> Self {
         let between = || PARAMETERS.into_iter().chain(CALL_ENDS).chain(BLOCK_ENDS);
@@ -55,7 +60,7 @@ impl CallFormat for Dsml {
             tags: Tags {
                 between: lexicon.markers(between()),
                 openings: PARAMETERS.len(),
-                key_end: lexicon.markers(["\""]),
+                key_end: lexicon.markers([KEY_END]),
                 attributes: Attributes::Typed(lexicon.markers([">"])),
                 close: lexicon.markers(["</｜DSML｜parameter>", "</｜DSML｜ parameter>"]),
                 followers: lexicon.markers(between()),

@@ -8,6 +8,7 @@ use crate::{
     bodies::{Attributes, Tags, tagged_call},
     cursor::{Break, Cursor, Lexicon, Markers},
     grammar::{Grammar, Piece, TaggedValues},
+    names::ParameterNames,
     tools::Tools,
 };
 
@@ -20,6 +21,9 @@ pub(crate) struct Glm {
 const BEFORE_VALUE: &[Piece] =
     &[Piece::Marker("</arg_key>"), Piece::MaybeNewline, Piece::Marker("<arg_value>")];
 
+/// Text behind the name of a parameter.
+const KEY_END: &str = "</arg_key>";
+
 const VALUES: TaggedValues = TaggedValues {
     open: &[Piece::Marker("<arg_key>")],
     before_text: BEFORE_VALUE,
@@ -30,6 +34,7 @@ const VALUES: TaggedValues = TaggedValues {
 
 impl CallFormat for Glm {
     const TRIGGERS: &'static [Trigger] = &[Trigger::Marker("<tool_call>")];
+    const PARAMETER_NAMES: ParameterNames = ParameterNames::Before(KEY_END);
 
     fn new(lexicon: &mut Lexicon<'_>, tools: Arc<Tools>) -> Self {
         let between = ["<arg_key>", "</tool_call>"];
@@ -39,7 +44,7 @@ impl CallFormat for Glm {
             tags: Tags {
                 between: lexicon.markers(between),
                 openings: 1,
-                key_end: lexicon.markers(["</arg_key>"]),
+                key_end: lexicon.markers([KEY_END]),
                 attributes: Attributes::Opening(lexicon.markers(["<arg_value>"])),
                 close: lexicon.markers(["</arg_value>"]),
                 followers: lexicon.markers(between),

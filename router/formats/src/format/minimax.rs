@@ -7,6 +7,7 @@ use crate::{
     bodies::{Attributes, Tags, tagged_call},
     cursor::{Break, Cursor, Lexicon, Markers},
     grammar::{Grammar, Piece, TaggedValues},
+    names::ParameterNames,
     output::Output,
     tools::Tools,
 };
@@ -22,6 +23,9 @@ pub(crate) struct MiniMax {
 const BLOCK_END: usize = 0;
 const BLOCK_END_IN_CALL: usize = 2;
 
+/// Text behind the name of a parameter.
+const KEY_END: &str = "\">";
+
 const VALUES: TaggedValues = TaggedValues {
     open: &[Piece::Marker("<parameter name=\"")],
     before_text: &[Piece::Text("\">")],
@@ -32,6 +36,7 @@ const VALUES: TaggedValues = TaggedValues {
 
 impl CallFormat for MiniMax {
     const TRIGGERS: &'static [Trigger] = &[Trigger::Marker("<minimax:tool_call>")];
+    const PARAMETER_NAMES: ParameterNames = ParameterNames::Before(KEY_END);
 
     fn new(lexicon: &mut Lexicon<'_>, tools: Arc<Tools>) -> Self {
         let between = ["<parameter name=\"", "</invoke>", "</minimax:tool_call>"];
@@ -42,7 +47,7 @@ impl CallFormat for MiniMax {
             tags: Tags {
                 between: lexicon.markers(between),
                 openings: 1,
-                key_end: lexicon.markers(["\">"]),
+                key_end: lexicon.markers([KEY_END]),
                 attributes: Attributes::None,
                 close: lexicon.markers(["</parameter>"]),
                 followers: lexicon.markers(between),

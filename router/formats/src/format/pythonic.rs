@@ -12,6 +12,7 @@ use crate::{
     grammar::Grammar,
     json::escape,
     limits::MAX_NAME,
+    names::{ParameterNames, is_name_char},
     tools::Tools,
 };
 
@@ -24,6 +25,7 @@ const BRACKET: usize = 1;
 
 impl CallFormat for Pythonic {
     const TRIGGERS: &'static [Trigger] = &[Trigger::Marker("<|python_start|>"), Trigger::Start("[")];
+    const PARAMETER_NAMES: ParameterNames = ParameterNames::Words;
 
     fn new(lexicon: &mut Lexicon<'_>, _: Arc<Tools>) -> Self {
         Self { end: lexicon.markers(["<|python_end|>"]) }
@@ -96,14 +98,12 @@ async fn call(cursor: &Cursor) -> Result<(), Break> {
     Ok(())
 }
 
-/// Reads a name; dots and hyphens occur in names of tools.
+/// Reads the name of a tool or a parameter.
 async fn word(cursor: &Cursor) -> Result<String, Break> {
     let mut word = String::new();
     loop {
         match cursor.peek().await? {
-            next if next.is_alphanumeric() || matches!(next, '_' | '.' | '-') => {
-                word.push(cursor.next().await?)
-            }
+            next if is_name_char(next) => word.push(cursor.next().await?),
             _ if word.is_empty() => return Err(Break::Malformed),
             _ => return Ok(word),
         }

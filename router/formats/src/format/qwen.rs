@@ -10,6 +10,7 @@ use crate::{
     bodies::{Attributes, Tags, tagged_call},
     cursor::{Break, Cursor, Lexicon, Markers},
     grammar::{Grammar, Piece, TaggedValues},
+    names::ParameterNames,
     output::Output,
     tools::Tools,
 };
@@ -30,6 +31,9 @@ const FUNCTION: usize = 1;
 /// Position of `</tool_call>` among the markers between parameters.
 const BLOCK_END: usize = 2;
 
+/// Text behind the name of a parameter.
+const KEY_END: &str = ">";
+
 const VALUES: TaggedValues = TaggedValues {
     open: &[Piece::Marker("<parameter=")],
     before_text: &[Piece::Text(">\n")],
@@ -40,6 +44,7 @@ const VALUES: TaggedValues = TaggedValues {
 
 impl CallFormat for Qwen {
     const TRIGGERS: &'static [Trigger] = &[Trigger::Marker("<tool_call>"), Trigger::Marker("<function=")];
+    const PARAMETER_NAMES: ParameterNames = ParameterNames::Before(KEY_END);
 
     fn new(lexicon: &mut Lexicon<'_>, tools: Arc<Tools>) -> Self {
         Self {
@@ -49,7 +54,7 @@ impl CallFormat for Qwen {
             tags: Tags {
                 between: lexicon.markers(["<parameter=", "</function>", "</tool_call>"]),
                 openings: 1,
-                key_end: lexicon.markers([">"]),
+                key_end: lexicon.markers([KEY_END]),
                 attributes: Attributes::None,
                 close: lexicon.markers(["</parameter>"]),
                 followers: lexicon.markers(["<parameter=", "</function>", "</tool_call>"]),

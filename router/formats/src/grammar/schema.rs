@@ -1,11 +1,8 @@
 //! The schemas of arguments inside a grammar.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
+use tutti_constraints::with_bounded_whitespace;
 
-/// White space between the tokens of JSON. Without a bound, a model may fill its output with it.
-const WHITESPACE: &str = r"[\x20\x0A\x0D\x09]{1,8}";
-/// Name of the library's options in a schema.
-const OPTIONS: &str = "x-guidance";
 /// Keywords that describe, and constrain nothing.
 const ANNOTATIONS: [&str; 8] =
     ["title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly"];
@@ -23,31 +20,26 @@ pub fn any_object() -> Value {
 
 /// The schema of any JSON value.
 pub fn any_value() -> Value {
-    with_options(Map::new())
+    with_bounded_whitespace(Map::new())
 }
 
 /// The schema of a tool's arguments, which are an object.
 pub fn of_arguments(schema: &Map<String, Value>) -> Value {
     let mut bare = bare_members(schema);
     bare.insert("type".to_owned(), "object".into());
-    with_options(bare)
+    with_bounded_whitespace(bare)
 }
 
 /// The schema of one parameter, with what its references point to.
 pub fn of_parameter(schema: &Value, root: &Map<String, Value>) -> Value {
-    let Value::Object(members) = schema else { return with_options(Map::new()) };
+    let Value::Object(members) = schema else { return with_bounded_whitespace(Map::new()) };
     let mut bare = bare_members(members);
     for key in DEFINITIONS {
         if let Some(definitions) = root.get(key) {
             bare.insert(key.to_owned(), bare_map(definitions));
         }
     }
-    with_options(bare)
-}
-
-fn with_options(mut schema: Map<String, Value>) -> Value {
-    schema.insert(OPTIONS.to_owned(), json!({ "whitespace_pattern": WHITESPACE }));
-    Value::Object(schema)
+    with_bounded_whitespace(bare)
 }
 
 /// A schema without annotations, which are long and have a meaning for the model alone.

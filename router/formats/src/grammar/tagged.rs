@@ -58,6 +58,9 @@ impl<'a> Grammar<'a> {
         };
         let mut parameters = Vec::new();
         for (position, (key, property)) in properties(schema).enumerate() {
+            if self.is_long() {
+                break;
+            }
             let name = format!("value{}_{position}", tool.index);
             let (before, value) = self.value(name, property, schema, tags);
             let (open, key_text) = (self.parts(tags.open), self.text(key));
@@ -85,6 +88,9 @@ impl<'a> Grammar<'a> {
             false => r#""""#.to_owned(),
         };
         for (position, (key, property)) in properties(schema).enumerate() {
+            if self.is_long() {
+                break;
+            }
             let value =
                 self.json(format!("value{}_{position}", tool.index), &schema::of_parameter(property, schema));
             let one = format!("{} {value} {}", self.text(&format!("{key}=")), name("more", position + 1));
@@ -124,7 +130,7 @@ impl<'a> Grammar<'a> {
         if let Some(text) = property.get("const").and_then(Value::as_str) {
             return (tags.before_text, closed(self, &self.text(text)));
         }
-        if Types::of_schema(property, &Value::Object(root.clone())).allow_text() {
+        if Types::of_schema(property, root).allow_text() {
             return (tags.before_text, self.text_value(tags));
         }
         let json = self.json(name, &schema::of_parameter(property, root));
@@ -139,10 +145,9 @@ impl<'a> Grammar<'a> {
             return format!("FREE {} {behind}", self.marker(close));
         }
         const RULE: &str = "text_value";
-        let rule = format!(r"{RULE}[lazy]: /(.|\n)*/ {}", self.text(&format!("{newline}{close}")));
-        if !self.rules.contains(&rule) {
-            self.rules.push_str(&rule);
-            self.rules.push('\n');
+        if !std::mem::replace(&mut self.has_text_value, true) {
+            let close = self.text(&format!("{newline}{close}"));
+            self.rule(format!("{RULE}[lazy]"), format!(r"/(.|\n)*/ {close}"));
         }
         format!("{RULE} {behind}")
     }

@@ -2,10 +2,16 @@ use serde_json::json;
 
 use super::*;
 
+/// A tool with this schema.
+fn declared(schema: Value) -> Tools {
+    let Value::Object(schema) = schema else { panic!("{schema} is no object") };
+    Tools::from_iter([("f".to_owned(), schema.into())])
+}
+
 fn types(schema: Value) -> Types {
     let root =
         json!({"properties": {"p": schema}, "$defs": {"n": {"type": "integer"}, "l": {"$ref": "#/$defs/l"}}});
-    Tools::new([("f".to_owned(), root)]).unwrap().types("f", "p")
+    declared(root).types("f", "p")
 }
 
 #[test]
@@ -33,7 +39,7 @@ fn a_schema_without_a_type_is_text() {
 
 #[test]
 fn what_is_not_declared_is_text() {
-    let tools = Tools::new([("f".to_owned(), json!({"properties": {"p": {"type": "integer"}}}))]).unwrap();
+    let tools = declared(json!({"properties": {"p": {"type": "integer"}}}));
     assert!(tools.types("f", "q").is_text());
     assert!(tools.types("g", "p").is_text());
     assert!(tools.declares("f") && !tools.declares("g"));

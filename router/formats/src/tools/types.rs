@@ -2,7 +2,7 @@
 
 use std::ops::BitOr;
 
-use serde_json::{Value, value::RawValue};
+use serde_json::{Map, Value, value::RawValue};
 
 /// Number of `$ref`, `anyOf` and the like that are followed into each other.
 const MAX_REFERENCES: usize = 8;
@@ -47,14 +47,14 @@ impl Types {
     }
 
     /// The types that a schema allows. References are looked up in `root`. A schema that names no type allows text.
-    pub fn of_schema(schema: &Value, root: &Value) -> Self {
-        match Self::named(schema, root, MAX_REFERENCES) {
+    pub fn of_schema(schema: &Value, root: &Map<String, Value>) -> Self {
+        match schema.as_object().map_or(Self::NONE, |schema| Self::named(schema, root, MAX_REFERENCES)) {
             Self::NONE => Self::TEXT,
             types => types,
         }
     }
 
-    fn named(schema: &Value, root: &Value, depth: usize) -> Self {
+    fn named(schema: &Map<String, Value>, root: &Map<String, Value>, depth: usize) -> Self {
         let Some(depth) = depth.checked_sub(1) else { return Self::NONE };
         let all = |schemas: &mut dyn Iterator<Item = Self>| schemas.fold(Self::NONE, Self::bitor);
         match schema.get("type") {
@@ -66,7 +66,7 @@ impl Types {
         }
         if let Some(pointer) = schema.get("$ref").and_then(Value::as_str).and_then(|to| to.strip_prefix('#'))
         {
-            return root.pointer(pointer).map_or(Self::NONE, |target| Self::named(target, root, depth));
+            return target(root, pointer).map_or(Self::NONE, |target| Self::named(target, root, depth));
         }
         if let Some(value) = schema.get("const") {
             return Self::of_value(value);
@@ -76,8 +76,9 @@ impl Types {
         }
         ["anyOf", "oneOf", "allOf"]
             .iter()
-            .filter_map(|key| schema.get(key)?.as_array())
+            .filter_map(|key| schema.get(*key)?.as_array())
             .flatten()
+            .filter_map(Value::as_object)
             .fold(Self::NONE, |types, schema| types | Self::named(schema, root, depth))
     }
 
@@ -127,6 +128,13 @@ impl Types {
         };
         self.has(types).then(|| json.get().to_owned())
     }
+}
+
+/// The schema to which a JSON pointer points.
+fn target<'a>(root: &'a Map<String, Value>, pointer: &str) -> Option<&'a Map<String, Value>> {
+    let Some(path) = pointer.strip_prefix('/') else { return pointer.is_empty().then_some(root) };
+    let (name, rest) = path.split_at(path.find('/').unwrap_or(path.len()));
+    root.get(&name.replace("~1", "/").replace("~0", "~"))?.pointer(rest)?.as_object()
 }
 
 /// True if a JSON number is integral by JSON Schema's definition: `5.0` is.

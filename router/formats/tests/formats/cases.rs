@@ -1,9 +1,9 @@
 //! Faults of other systems' parsers, each as a case.
 
 use serde_json::{Value, json};
-use tutti_formats::{Answer, Block, CallLimit, Calls, DuplicateTool, Event, Parser, Request, Tools};
+use tutti_formats::{Answer, Block, CallLimit, Calls, Event, Parser, Request};
 
-use crate::support::{WORD, answer, arguments, calls, dialect, read, request, tokens};
+use crate::support::{WORD, answer, arguments, calls, dialect, read, request, tokens, tools_of};
 
 /// Pushes text in pieces of one character.
 fn push(parser: &mut Parser, text: &str) -> Vec<Event> {
@@ -247,7 +247,7 @@ fn the_first_call_is_the_only_one_without_parallel_calls() {
 #[test]
 fn forty_eight_parameters_arrive_in_two_calls() {
     let schema: Value = (0..48).map(|n| (format!("p{n}"), json!({"type": ["integer", "null"]}))).collect();
-    let tools = Tools::new([("f".to_owned(), json!({"properties": schema}))]).unwrap();
+    let tools = tools_of([("f", json!({"properties": schema}))]);
     let parameters: String = (0..48).map(|n| format!("<parameter=p{n}>\n{n}\n</parameter>\n")).collect();
     let output = format!("<tool_call>\n<function=f>\n{parameters}</function>\n</tool_call>\n").repeat(2);
     let request = Request { tools: tools.into(), ..request() };
@@ -328,7 +328,7 @@ fn dsml_says_itself_what_is_text() {
     assert_eq!(call(&parameter("arguments", false, &long)), json!({"arguments": long}));
     // A tool may have a parameter of this name.
     let schema = json!({"properties": {"arguments": {"type": "object"}}});
-    let tools = Tools::new([("f".to_owned(), schema)]).unwrap();
+    let tools = tools_of([("f", schema)]);
     let request = Request { tools: tools.into(), ..request() };
     let output = format!(
         "<｜DSML｜tool_calls><｜DSML｜invoke name=\"f\">{}</｜DSML｜invoke>",
@@ -348,8 +348,6 @@ fn tools_need_not_be_called_or_declared() {
     );
     let output = "<tool_call><function=fly><parameter=a>1</parameter></function></tool_call>";
     assert_eq!(arguments(&read("qwen_xml", output)), json!({"a": "1"}));
-    let two = Tools::new(["f", "f"].map(|name| (name.to_owned(), json!({}))));
-    assert_eq!(two.unwrap_err(), DuplicateTool("f".to_owned()));
 }
 
 #[test]

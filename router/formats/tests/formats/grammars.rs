@@ -6,20 +6,20 @@ use tutti_formats::{Answer, Block, CallLimit, Format, Request, ToolGrammar, Tool
 
 use crate::{
     samples::SAMPLES,
-    support::{calls, dialect},
+    support::{calls, dialect, tools_of},
 };
 
 /// The first id of the markers of a format, behind the tokens of bytes.
 const FIRST_MARKER: u32 = 256;
 
 /// Bytes and markers, prepared for masks.
-struct Tested {
+pub struct Tested {
     markers: Vec<&'static str>,
     environment: Environment,
 }
 
 impl Tested {
-    fn new(markers: &[&'static str]) -> Self {
+    pub fn new(markers: &[&'static str]) -> Self {
         Self::with(markers, |text| Token::Special(text.to_owned()))
     }
 
@@ -47,11 +47,17 @@ impl Tested {
             ToolGrammar::without_arguments("now"),
             ToolGrammar::with_schema("search", &search),
         ];
-        Format::choose(format, None).unwrap().grammar(&tools, wanted, limit, &self.vocabulary())
+        Format::choose(format, None).unwrap().grammar(&tools, wanted, limit, &self.vocabulary()).unwrap()
+    }
+
+    /// The grammar of calls of these tools.
+    pub fn grammar_of(&self, format: &str, tools: &[ToolGrammar<'_>]) -> String {
+        let format = Format::choose(format, None).unwrap();
+        format.grammar(tools, Wanted::Calls, CallLimit::None, &self.vocabulary()).unwrap().unwrap()
     }
 
     /// Checks a grammar as a server does before it accepts a request.
-    fn check(&self, grammar: &str) {
+    pub fn check(&self, grammar: &str) {
         let constraint = Constraint::new(Kind::Lark(grammar.to_owned()));
         let checked = self.environment.check(&constraint, std::time::Duration::from_secs(60));
         checked.unwrap_or_else(|error| panic!("{error:?}: {grammar}"));
@@ -97,7 +103,7 @@ impl Tested {
     }
 
     /// An output that a grammar allows, at random. `None` if it does not end soon.
-    fn walk(&self, grammar: &str, random: &mut fastrand::Rng) -> Option<Vec<u32>> {
+    pub fn walk(&self, grammar: &str, random: &mut fastrand::Rng) -> Option<Vec<u32>> {
         let mut matcher = self.matcher(grammar);
         let mut words = vec![0; matcher.mask_words()];
         let mut tokens = Vec::new();
@@ -128,10 +134,18 @@ impl Tested {
 
     /// The answer that a format reads in tokens.
     fn read(&self, format: &str, reasoning: &str, tokens: &[u32]) -> Answer {
+        self.read_with(
+            format,
+            reasoning,
+            tools_of([("weather", Value::Object(schema())), ("now", json!({}))]),
+            tokens,
+        )
+    }
+
+    /// As `read`, with these tools.
+    pub fn read_with(&self, format: &str, reasoning: &str, tools: Tools, tokens: &[u32]) -> Answer {
         let mut dialect = dialect(format, reasoning, &[]);
         dialect.vocabulary = self.vocabulary();
-        let tools =
-            Tools::new([("weather".into(), Value::Object(schema())), ("now".into(), json!({}))]).unwrap();
         let request = Request { tools: tools.into(), block: Block::Closed, ..Request::default() };
         let mut parser = dialect.parser(request);
         let mut answer = Answer::default();
@@ -331,9 +345,7 @@ fn arguments_that_a_schema_does_not_name_are_free() {
             format!("{}{}", written[0], block_end(format)).replace("string=\"false\"", "string=\"true\"");
         for (schema, is_free) in [(&open, true), (&referred, true), (&closed, false)] {
             let tools = [ToolGrammar::with_schema("weather", schema.as_object().unwrap())];
-            let format = Format::choose(format, None).unwrap();
-            let grammar =
-                format.grammar(&tools, Wanted::Calls, CallLimit::None, &tested.vocabulary()).unwrap();
+            let grammar = tested.grammar_of(format, &tools);
             tested.check(&grammar);
             assert_eq!(tested.admits(&grammar, &call), is_free, "{call}\n{grammar}");
         }
@@ -400,7 +412,7 @@ fn what_a_grammar_generates_is_read_as_calls() {
     }
 }
 
-fn tested_text(tested: &Tested, tokens: &[u32]) -> String {
+pub fn tested_text(tested: &Tested, tokens: &[u32]) -> String {
     let mut bytes = Vec::new();
     for &token in tokens {
         match token.checked_sub(FIRST_MARKER) {

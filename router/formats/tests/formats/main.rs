@@ -8,6 +8,7 @@ mod example;
 mod grammars;
 mod hostile;
 mod malformed;
+mod names;
 mod samples;
 mod splits;
 mod support;

@@ -28,7 +28,13 @@ pub fn tools() -> Arc<Tools> {
     });
     let empty = json!({"type": "object", "properties": {}});
     let tools = [("weather", schema.clone()), ("search", schema), ("now", empty)];
-    Arc::new(Tools::new(tools.map(|(name, schema)| (name.to_owned(), schema))).unwrap())
+    Arc::new(tools_of(tools))
+}
+
+/// Tools with these names and schemas.
+pub fn tools_of<const N: usize>(tools: [(&str, Value); N]) -> Tools {
+    let schema = |schema: Value| Arc::new(schema.as_object().unwrap().clone());
+    tools.map(|(name, value)| (name.to_owned(), schema(value))).into_iter().collect()
 }
 
 /// A request with the tools of all tests.

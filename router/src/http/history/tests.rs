@@ -38,3 +38,20 @@ fn the_calls_of_a_conversation_have_a_limit_in_bytes() {
     assert_eq!(error.field(), Some("m.tool_calls"));
     assert_eq!(history.calls, 1);
 }
+
+#[test]
+fn the_arguments_of_a_conversation_have_a_limit_in_values() {
+    let list = serde_json::to_string(&json!({"a": vec![0; MAX_CALL_VALUES / 2 + 10]})).unwrap();
+    let object: Value = serde_json::from_str(&list).unwrap();
+    // Text that was cut is no JSON and has no values.
+    let cut = &list[..list.len() - 1];
+    for arguments in [object, json!(list)] {
+        let call = |arguments: &Value| json!([{"function": {"name": "f", "arguments": arguments}}]);
+        let mut history = History::default();
+        assert!(calls_of(&mut history, &call(&arguments)).is_ok());
+        assert!(calls_of(&mut history, &call(&json!(cut))).is_ok());
+        let error = calls_of(&mut history, &call(&arguments)).unwrap_err();
+        assert_eq!(error.field(), Some("m.tool_calls[0].function.arguments"));
+        assert!(error.message().contains(&MAX_CALL_VALUES.to_string()), "{error}");
+    }
+}

@@ -40,6 +40,17 @@ fn choices_name_what_is_wanted() {
 }
 
 #[test]
+fn tools_have_a_limit_in_values() {
+    let tool = |values: usize| json!({"function": {"name": "f", "parameters": {"enum": vec![0; values]}}});
+    assert!(given(&json!({"tools": [tool(MAX_TOOL_VALUES - 100)]})).is_ok());
+    let mut second = tool(60_000);
+    second["function"]["name"] = json!("g");
+    let error = given(&json!({"tools": [tool(60_000), second]})).err().unwrap();
+    assert_eq!(error.field(), Some("tools[1]"));
+    assert!(error.message().contains(&MAX_TOOL_VALUES.to_string()), "{error}");
+}
+
+#[test]
 fn tools_have_a_limit_in_bytes() {
     let tool = json!({"function": {"name": "f", "description": "x".repeat(MAX_TOOL_BYTES)}});
     let error = given(&json!({"tools": [tool]})).err().unwrap();
