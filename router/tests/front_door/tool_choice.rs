@@ -132,6 +132,25 @@ async fn names_of_parameters_that_the_format_does_not_carry_are_refused() {
 }
 
 #[tokio::test]
+async fn large_tools_are_enforced_too_and_a_grammar_has_a_limit() {
+    let setup = support::ready_for(HERMES, MARKERS).await;
+    let mut body = chat(&json!({ "tool_choice": "required" }));
+    body["tools"][0]["function"]["description"] = json!("x".repeat(100_000));
+    assert_eq!(setup.post(CHAT, &body).await.status, StatusCode::OK);
+    assert!(grammar(&setup).unwrap().contains("weather"));
+    // Two tools, each of which is no longer than a schema may be.
+    let long = json!({ "type": "object", "properties": { "a": { "enum": ["x".repeat(40_000)] } } });
+    for tool in 0..2 {
+        body["tools"][tool]["function"]["parameters"] = long.clone();
+    }
+    let answer = setup.post(CHAT, &body).await;
+    assert_eq!(
+        (answer.status, answer.json()["error"]["param"].clone()),
+        (StatusCode::BAD_REQUEST, json!("tools"))
+    );
+}
+
+#[tokio::test]
 async fn a_schema_may_not_set_options_of_the_library() {
     let setup = support::ready_for(HERMES, MARKERS).await;
     let mut body = chat(&json!({ "tool_choice": "required" }));

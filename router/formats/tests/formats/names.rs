@@ -89,7 +89,7 @@ fn parameter_names() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     #[test]
     fn what_a_grammar_admits_is_read(tool in tool_names(), parameter in parameter_names(), seed: u64) {
