@@ -16,8 +16,8 @@ pub struct Tools {
     schemas: HashMap<String, Arc<Map<String, Value>>>,
 }
 
-/// Tools with their names and schemas. A tool without parameters may have any schema. The caller refuses two tools of one
-/// name; the last one counts.
+/// Tools with their names and schemas. A tool without parameters may have any schema. The caller refuses two tools of
+/// one name; the last one counts.
 impl FromIterator<(String, Arc<Map<String, Value>>)> for Tools {
     fn from_iter<T: IntoIterator<Item = (String, Arc<Map<String, Value>>)>>(tools: T) -> Self {
         Self { schemas: tools.into_iter().collect() }

@@ -224,8 +224,8 @@ impl Generator {
         Ok(Accepted { info, choices, permits, queued, unread })
     }
 
-    /// Constrains the answer to the calls that a request wants. The schemas of many tools cost CPU time, so they wait for
-    /// a thread of the pool.
+    /// Constrains the answer to the calls that a request wants. The schemas of many tools cost CPU time, so they wait
+    /// for a thread of the pool.
     async fn constrain(
         &self,
         mut request: GenerationRequest,

@@ -56,8 +56,8 @@ pub struct Reading {
     pub max_thinking_tokens: Option<u32>,
 }
 
-/// Refuses what the model cannot do, and constrains the answer to the calls that the request wants. CPU-bound, as long as
-/// the schemas of the tools.
+/// Refuses what the model cannot do, and constrains the answer to the calls that the request wants. CPU-bound, as long
+/// as the schemas of the tools.
 pub fn constrain(request: &mut GenerationRequest, model: &ServedModel) -> Result<(), Error> {
     let Some(reading) = &request.reading else { return Ok(()) };
     let Some(calls) = reading.constraint(model)? else { return Ok(()) };

@@ -133,7 +133,10 @@ async fn names_of_parameters_that_the_format_does_not_carry_are_refused() {
 
 #[tokio::test]
 async fn large_tools_are_enforced_too_and_a_grammar_has_a_limit() {
-    let setup = support::ready_for(HERMES, MARKERS).await;
+    // The template has the signs of its format and shows no tools, whose text would be longer than the context.
+    let template =
+        "{# <tool_call> arguments #}{% for message in messages %}{{ message.content }}{% endfor %}";
+    let setup = support::ready_for(template, MARKERS).await;
     let mut body = chat(&json!({ "tool_choice": "required" }));
     body["tools"][0]["function"]["description"] = json!("x".repeat(100_000));
     assert_eq!(setup.post(CHAT, &body).await.status, StatusCode::OK);

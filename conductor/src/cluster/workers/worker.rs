@@ -23,9 +23,9 @@ pub struct Joining {
     pub meeting_path: String,
 }
 
-/// The sending end of the channel to one worker. The channel holds [`crate::cluster::Limits::link_capacity`] messages. The
-/// channel never fills while the conductor keeps its own limits, because each try of a request in flight is launched
-/// and cancelled at most once on a worker.
+/// The sending end of the channel to one worker. The channel holds [`crate::cluster::Limits::link_capacity`] messages.
+/// The channel never fills while the conductor keeps its own limits, because each try of a request in flight is
+/// launched and cancelled at most once on a worker.
 pub type Link = mpsc::Sender<Result<pb::ConductorMessage, Status>>;
 
 /// A worker, from its `Hello` to the end of its stream.

@@ -8,8 +8,8 @@ use tutti_runtime::Error;
 
 use super::{ChatTemplate, RenderOptions};
 
-/// Names of the variable, and of the parameters, that turn reasoning on and off: those of Qwen and GLM, and of DeepSeek,
-/// Kimi and Granite.
+/// Names of the variable, and of the parameters, that turn reasoning on and off: those of Qwen and GLM, and of
+/// DeepSeek, Kimi and Granite.
 pub const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
 /// Name of the variable, and of the parameter, that says how much a model reasons.
 pub const EFFORT: &str = "reasoning_effort";
