@@ -18,7 +18,7 @@ pub use self::{
 use crate::{
     Error, command_line,
     config::{self, Layers, Loaded},
-    descriptors,
+    descriptors, freed_memory,
     live::LiveSettings,
     metrics::Metrics,
     reload::Reload,
@@ -92,6 +92,7 @@ where
         arguments: impl IntoIterator<Item = OsString>,
         serve: impl AsyncFnOnce(Started<S>) -> Result<(), Error>,
     ) -> Result<(), Error> {
+        freed_memory::limit_arenas();
         outlive_hangups()?;
         let Loaded { settings, print, layers } = config::load::<S>(self.process, arguments)?;
         style::set_style(settings.telemetry().log_format, LogName::of(self.process.name));
