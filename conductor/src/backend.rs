@@ -108,16 +108,12 @@ impl Backend {
         };
         let (cluster, succession) = match options.outliving {
             Some(Outliving { directory, life, survivors }) => {
-                (cluster.outlived(life), Succession { directory: Some(directory), survivors })
+                // A group that is still loading meets in its directory after this conductor's death.
+                let meeting = meeting_directory.as_ref().map(PrivateDirectory::lock);
+                (cluster.outlived(life), Succession { directory: Some(directory), survivors, meeting })
             }
             None => (cluster, Succession::default()),
         };
-        if let (Some(meeting), Some(_)) = (&meeting_directory, &succession.directory) {
-            // A group that is still loading meets there after this conductor's death.
-            meeting.share_with_children().map_err(|e| {
-                Error::internal(format!("cannot share {} with workers: {e}", meeting.path().display()))
-            })?;
-        }
         let cluster = Arc::new(cluster);
         let leaves_none = succession.directory.clone().map(LeavesNone);
         let worker_service =

@@ -9,6 +9,7 @@ use std::{
     io::{self, Read},
     os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use rustix::{
@@ -28,8 +29,12 @@ const MAX_FILE_BYTES: u64 = 64 << 10;
 pub struct PrivateDirectory {
     directory: TempDir,
     /// Locked. The kernel releases the lock when all processes that share it have ended.
-    owner: File,
+    owner: Arc<File>,
 }
+
+/// The lock of a private directory, without the directory.
+#[derive(Clone, Debug)]
+pub struct OwnerLock(Arc<File>);
 
 impl PrivateDirectory {
     /// Creates a directory in `parent`, and removes the directories of killed conductors.
@@ -45,18 +50,28 @@ impl PrivateDirectory {
         let owner = File::create(&unlocked)?;
         owner.lock()?;
         fs::rename(&unlocked, directory.path().join(OWNER))?;
-        Ok(Self { directory, owner })
+        Ok(Self { directory, owner: Arc::new(owner) })
     }
 
-    /// Lets the processes that this one starts from now on share the lock. So the directory of a killed conductor stays
-    /// until the last of its workers has ended.
-    pub fn share_with_children(&self) -> io::Result<()> {
-        Ok(fcntl_setfd(&self.owner, FdFlags::empty())?)
+    /// The directory's lock.
+    pub fn lock(&self) -> OwnerLock {
+        OwnerLock(Arc::clone(&self.owner))
     }
 
     /// The directory's path.
     pub fn path(&self) -> &Path {
         self.directory.path()
+    }
+}
+
+impl OwnerLock {
+    /// Lets the processes that `start` starts share the lock. So the directory of a killed conductor stays until the
+    /// last of its workers has ended. A process that another thread starts meanwhile may share the lock, too.
+    pub fn sharing<T>(&self, start: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        fcntl_setfd(&*self.0, FdFlags::empty())?;
+        let started = start();
+        fcntl_setfd(&*self.0, FdFlags::CLOEXEC)?;
+        started
     }
 }
 

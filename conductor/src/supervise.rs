@@ -25,10 +25,11 @@ use tutti_runtime::{Error, exit};
 
 use self::{
     backoff::{Backoff, WELL},
-    child::Child,
+    child::{Child, KeptDirectories},
 };
 use crate::{
     cluster::{Cause, Cluster, Exit, Presence},
+    private_directory::OwnerLock,
     state_directory::{StateDirectory, Survivor},
 };
 
@@ -60,6 +61,8 @@ pub struct Succession {
     pub directory: Option<Arc<StateDirectory>>,
     /// Workers of the conductor before.
     pub survivors: BTreeMap<Rank, Survivor>,
+    /// The lock of the directory in which TP groups meet, which the workers share; `None` if there are none.
+    pub meeting: Option<OwnerLock>,
 }
 
 /// Keeps worker processes running until it is stopped.
@@ -78,7 +81,7 @@ impl Supervisor {
         workers: u32,
         succession: Succession,
     ) -> Result<Self, Error> {
-        let Succession { directory, mut survivors } = succession;
+        let Succession { directory, mut survivors, meeting } = succession;
         let failed = |e| Error::internal(format!("cannot start the supervisor: {e}"));
         let (stop, mut stopping) = watch::channel(false);
         let (done, stopped) = oneshot::channel();
@@ -86,8 +89,9 @@ impl Supervisor {
         let supervise = async move {
             let mut ranks = JoinSet::new();
             for rank in (0..workers).map(Rank) {
-                let (cluster, command, directory) = (cluster.clone(), command.clone(), directory.clone());
-                let supervisor = RankSupervisor { rank, cluster, command, directory };
+                let (cluster, command) = (cluster.clone(), command.clone());
+                let (directory, meeting) = (directory.clone(), meeting.clone());
+                let supervisor = RankSupervisor { rank, cluster, command, directory, meeting };
                 ranks.spawn(supervisor.run(survivors.remove(&rank), stopping.clone()));
             }
             ranks.join_all().await;
@@ -125,6 +129,7 @@ struct RankSupervisor {
     cluster: Arc<Cluster>,
     command: WorkerCommand,
     directory: Option<Arc<StateDirectory>>,
+    meeting: Option<OwnerLock>,
 }
 
 /// The start of a child: of its process, or of its supervision if it was taken over.
@@ -191,7 +196,11 @@ impl RankSupervisor {
                     start.joins_within += self.cluster.limits().faults.hang_timeout();
                     Child::inherit(survivor)
                 }
-                None => Child::spawn(&self.command, self.rank, self.directory.as_deref()).await,
+                None => {
+                    let kept =
+                        KeptDirectories { state: self.directory.as_deref(), meeting: self.meeting.as_ref() };
+                    Child::spawn(&self.command, self.rank, kept).await
+                }
             };
             let ended = match child {
                 Ok(mut child) => {

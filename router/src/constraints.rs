@@ -107,7 +107,7 @@ impl ConstraintChecks {
 
 /// An error of the library as the client's.
 fn to_client(error: ConstraintError) -> Error {
-    let ConstraintError { path, message } = error;
+    let ConstraintError { path, message, .. } = error;
     match path.as_str() {
         "" | CONSTRAINT => Error::invalid(CONSTRAINT, message),
         // The fault is the checkpoint's.

@@ -72,8 +72,9 @@ fn traps_of_other_users_hold_up_no_start_and_lose_no_file() {
 fn a_shared_directory_stays_until_the_last_worker_of_a_killed_conductor_has_ended() {
     let parent = tempfile::tempdir().unwrap();
     let shared = PrivateDirectory::new_in(parent.path()).unwrap();
-    shared.share_with_children().unwrap();
-    let mut worker = Command::new("sleep").arg("1000").spawn().unwrap();
+    let mut worker = shared.lock().sharing(|| Command::new("sleep").arg("1000").spawn()).unwrap();
+    // A process that is no worker does not hold the directory.
+    let mut other = Command::new("sleep").arg("1000").spawn().unwrap();
     // The kernel closes the files of a killed conductor, and its directory stays.
     let PrivateDirectory { directory, owner } = shared;
     let path = directory.keep();
@@ -88,5 +89,8 @@ fn a_shared_directory_stays_until_the_last_worker_of_a_killed_conductor_has_ende
         remove_abandoned(parent.path());
         thread::yield_now();
     }
-    assert!(!path.exists(), "nothing needs it");
+    let is_left = path.exists();
+    other.kill().unwrap();
+    other.wait().unwrap();
+    assert!(!is_left, "nothing needs it");
 }

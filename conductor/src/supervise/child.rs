@@ -13,7 +13,19 @@ use tokio::{
 use tutti_proto::Rank;
 
 use super::WorkerCommand;
-use crate::state_directory::{StateDirectory, Survivor, Watched};
+use crate::{
+    private_directory::OwnerLock,
+    state_directory::{StateDirectory, Survivor, Watched},
+};
+
+/// Directories that a worker keeps beyond its conductor's death.
+#[derive(Clone, Copy)]
+pub struct KeptDirectories<'a> {
+    /// Records the process before the worker can join.
+    pub state: Option<&'a StateDirectory>,
+    /// The lock of a directory, which the worker shares.
+    pub meeting: Option<&'a OwnerLock>,
+}
 
 /// A worker's process.
 #[derive(Debug)]
@@ -38,20 +50,23 @@ enum Process {
 
 impl Child {
     /// Starts a worker in a process group of its own, so that Ctrl-C in a terminal does not reach the worker. Must be
-    /// called on the supervisor's thread, since the child gets the parent-death signal when that thread ends. `state`
-    /// records the process before the child can join.
+    /// called on the supervisor's thread, since the child gets the parent-death signal when that thread ends.
     pub async fn spawn(
         command: &WorkerCommand,
         rank: Rank,
-        state: Option<&StateDirectory>,
+        KeptDirectories { state, meeting }: KeptDirectories<'_>,
     ) -> io::Result<Self> {
-        let mut process = Command::new(&command.program)
+        let mut process = Command::new(&command.program);
+        process
             .arg0("worker")
             .args(["--conductor", &command.conductor_url, "--rank", &rank.to_string()])
             .stdin(Stdio::piped())
             .process_group(0)
-            .kill_on_drop(true)
-            .spawn()?;
+            .kill_on_drop(true);
+        let mut process = match meeting {
+            Some(meeting) => meeting.sharing(|| process.spawn())?,
+            None => process.spawn()?,
+        };
         let pid = process.id().unwrap_or_default();
         let mut lifeline = process.stdin.take();
         state.map_or(Ok(()), |state| state.started(rank, pid)).map_err(io::Error::other)?;

@@ -83,7 +83,7 @@ fn is_set(words: &[u32], token: u32) -> bool {
 }
 
 fn check_error(error: &ConstraintError) {
-    let ConstraintError { path, message } = error;
+    let ConstraintError { path, message, .. } = error;
     let [most, most_of_path] = MAX_ERROR_BYTES;
     assert!(!message.is_empty() && message.len() <= most, "a message of {} bytes: {message}", message.len());
     assert!(path.len() <= most_of_path, "a position of {} bytes: {path}", path.len());

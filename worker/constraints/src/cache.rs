@@ -70,9 +70,20 @@ impl BaseMatchers {
         constraint: &Constraint,
         tokens: &[u32],
     ) -> Result<(Matcher, Progress), ConstraintError> {
-        let mut matcher = self.with_fuel(environment, constraint, Fuel::of_a_replay(tokens.len()))?;
+        let mut matcher = self.before_replay(environment, constraint, tokens.len())?;
         let progress = matcher.advance(tokens)?;
         Ok((matcher, progress))
+    }
+
+    /// A matcher at the beginning of a constraint, with the limits of a replay of this many tokens. The caller advances
+    /// it in parts of any size, and may make masks between them.
+    pub fn before_replay(
+        &mut self,
+        environment: &Environment,
+        constraint: &Constraint,
+        tokens: usize,
+    ) -> Result<Matcher, ConstraintError> {
+        self.with_fuel(environment, constraint, Fuel::of_a_replay(tokens))
     }
 
     /// Uses since the start.

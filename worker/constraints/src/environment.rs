@@ -12,7 +12,7 @@ use llguidance::{
 
 use crate::{
     constraint::Constraint,
-    error::ConstraintError,
+    error::{Cause, ConstraintError},
     grammar,
     limits::{Fuel, STACK_BYTES, parser_limits},
     matcher::{Matcher, failed},
@@ -68,11 +68,14 @@ impl Environment {
         self.base(constraint, Fuel::OF_A_STEP).map(|parser| self.matcher(&parser))
     }
 
-    /// Compiles a constraint and computes its first mask, on a thread with enough stack.
+    /// Compiles a constraint and computes its first mask, on a thread with enough stack. A constraint that was checked
+    /// compiles, so an error of the compilation is this process's. The mask may exceed a limit that the check did not
+    /// reach with its smaller vocabulary.
     pub(crate) fn base(&self, constraint: &Constraint, fuel: Fuel) -> Result<TokenParser, ConstraintError> {
         let grammar = grammar::of(constraint, &self.special)?;
         let base = || {
-            let mut parser = self.parser(grammar, fuel)?;
+            let parser = self.parser(grammar, fuel);
+            let mut parser = parser.map_err(|error| ConstraintError { cause: Cause::Process, ..error })?;
             panic_utils::catch_unwind(AssertUnwindSafe(|| parser.compute_mask())).map_err(failed)?;
             Ok(parser)
         };

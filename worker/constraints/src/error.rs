@@ -5,6 +5,8 @@ use std::fmt;
 /// Maximum length of a message in bytes. Messages of the library quote the grammar and list tokens.
 const MAX_MESSAGE: usize = 200;
 
+/// The beginning of the library's message about a panic that it has caught.
+const PANIC: &str = "panic: ";
 /// The message where a grammar has no token that continues the text.
 pub(crate) const NO_TOKEN: &str = "no token can follow";
 /// The message of work that its time limit has stopped.
@@ -19,18 +21,36 @@ pub struct ConstraintError {
     pub path: String,
     /// The fault, in one short sentence.
     pub message: String,
+    /// The cause of the error.
+    pub cause: Cause,
+}
+
+/// The cause of an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The constraint: a limit that it exceeds, or a part that cannot be enforced.
+    Constraint,
+    /// This process: a panic, a thread that cannot be started, or a constraint that was checked and does not compile.
+    Process,
 }
 
 impl ConstraintError {
     /// An error at a position.
     pub(crate) fn at(path: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { path: path.into(), message: message.into() }
+        Self { path: path.into(), message: message.into(), cause: Cause::Constraint }
+    }
+
+    /// An error that the constraint does not cause.
+    pub(crate) fn of_process(message: impl Into<String>) -> Self {
+        Self { cause: Cause::Process, ..Self::at("", message) }
     }
 
     /// An error of the library, without the parts that quote its state.
     pub(crate) fn of_library(path: impl Into<String>, error: impl fmt::Display) -> Self {
         // With the causes, where the error has some.
-        Self::at(path, shorten(&format!("{error:#}")))
+        let error = format!("{error:#}");
+        let cause = if error.starts_with(PANIC) { Cause::Process } else { Cause::Constraint };
+        Self { cause, ..Self::at(path, shorten(&error)) }
     }
 
     /// True if a time limit caused the error. The same constraint may pass on a machine with less other work.
@@ -62,7 +82,7 @@ fn shorten(error: &str) -> String {
             "oneOf cannot be enforced, since its alternatives may overlap"
         }
         _ if line.starts_with("lexer precomputation failed") => "is too complex to compile",
-        _ if line.starts_with("panic: ") => "cannot be compiled",
+        _ if line.starts_with(PANIC) => "cannot be compiled",
         _ => line,
     };
     let line = line.split("; following special tokens").next().unwrap_or(line);

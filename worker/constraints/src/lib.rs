@@ -55,7 +55,7 @@ pub use self::{
     cache::{BaseMatchers, CacheCounts},
     constraint::{Canonical, Constraint, Kind, Strictness, StructuralTag, Thinking, Whitespace},
     environment::Environment,
-    error::ConstraintError,
+    error::{Cause, ConstraintError},
     grammar::with_bounded_whitespace,
     limits::{CHECK_TIME, MAX_BYTES as MAX_GRAMMAR_BYTES},
     matcher::{Allowed, Canceller, Matcher, Progress},

@@ -54,7 +54,12 @@ pub struct Allowed {
 impl Allowed {
     /// True if nothing but an end may follow. `min_tokens` does not hold then.
     pub fn only_ends(&self) -> bool {
-        self.tokens == self.ends
+        self.others() == 0
+    }
+
+    /// Number of tokens that the mask allows besides end tokens.
+    pub fn others(&self) -> u32 {
+        self.tokens - self.ends
     }
 }
 
@@ -74,6 +79,11 @@ impl Matcher {
         let mut parser = Box::new(parser.deep_clone());
         let canceller = Canceller(parser.enable_cancellation());
         Self { state: State::Working(parser), tokens, canceller }
+    }
+
+    /// True for an end token of the vocabulary.
+    pub fn is_end(&self, token: u32) -> bool {
+        self.tokens.ends.contains(&token)
     }
 
     /// Number of 32-bit words in a mask.

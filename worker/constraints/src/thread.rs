@@ -16,7 +16,7 @@ pub(crate) fn on_stack<T: Send>(bytes: usize, work: impl FnOnce() -> T + Send) -
     thread::scope(|scope| {
         let builder = thread::Builder::new().name("constraint".to_owned()).stack_size(bytes);
         let running = builder.spawn_scoped(scope, work).map_err(|_| no_thread())?;
-        running.join().map_err(|_| ConstraintError::at("", "cannot be compiled"))
+        running.join().map_err(|_| panicked())
     })
 }
 
@@ -52,7 +52,7 @@ impl Deadline {
             if wait.recv_timeout(left) == Err(mpsc::RecvTimeoutError::Timeout) {
                 self.stop();
             }
-            running.join().map_err(|_| ConstraintError::at("", "cannot be compiled"))
+            running.join().map_err(|_| panicked())
         })
     }
 
@@ -80,7 +80,11 @@ impl Deadline {
 }
 
 fn no_thread() -> ConstraintError {
-    ConstraintError::at("", "cannot be compiled: no thread can be started")
+    ConstraintError::of_process("cannot be compiled: no thread can be started")
+}
+
+fn panicked() -> ConstraintError {
+    ConstraintError::of_process("cannot be compiled")
 }
 
 #[cfg(test)]

@@ -230,14 +230,10 @@ impl Batch {
         let mut masks = StepMasks::begin(self.grace);
         let terminal = chunks.iter().filter(|chunk| chunk.forbidden().is_some());
         let mask = |chunk: &ForwardChunk<'_>| {
-            let ForwardChunk { sequence, positions, row, .. } = chunk;
+            let ForwardChunk { sequence, positions, .. } = chunk;
             let Some(guide) = &sequence.guide else { return Ok(NextMask::ALL) };
-            // A decode without a slot's state writes the same planes again and reports nothing but its token.
-            let rerun =
-                match row.positions.len() == 1 && !self.has_slots && sequence.scored(positions).is_none() {
-                    true => Rerun::Possible,
-                    false => Rerun::Impossible,
-                };
+            // A row without a slot's state writes the same planes again, and has no results if it is late.
+            let rerun = if self.has_slots { Rerun::Impossible } else { Rerun::Possible };
             masks.of(guide, positions.end - sequence.prompt.len(), rerun)
         };
         terminal.map(mask).collect()
@@ -340,8 +336,11 @@ impl Forward {
                     (Ok(_), Err(_)) => {}
                 }
             }
-            if let (Some(error), Ok(_)) = (failed, &*result) {
-                *result = Err(error);
+            match (failed, &mut *result) {
+                (Some(error), Ok(_)) => *result = Err(error),
+                // The row runs again, and reports its scores then.
+                (None, Ok(row)) if row.not_sampled == Some(NotSampled::Late) => row.prompt_scores.clear(),
+                _ => {}
             }
         }
         Ok(())

@@ -8,6 +8,7 @@
 //! - [`guide`]: the constraint of one request, with its matcher and its next mask.
 //! - [`budget`]: the limit of tokens inside a thinking block.
 //! - [`pool`]: the threads that compile constraints and make masks.
+//! - [`queues`]: their jobs, and the thread that takes each.
 //! - [`environments`]: the vocabulary, prepared for masks.
 //! - [`deadline`]: the time limit of one mask.
 //! - [`memory`]: the limit of the memory of all matchers.
@@ -26,6 +27,7 @@ mod environments;
 mod guide;
 mod memory;
 mod pool;
+mod queues;
 #[cfg(test)]
 pub(crate) mod testing;
 
@@ -37,12 +39,13 @@ use std::{
 use tutti_kernels::TokenMask;
 use tutti_proto::GraphKey;
 use tutti_runtime::{Error, ErrorKind};
-use tutti_scheduler::{NotSampled, Scheduler};
+use tutti_scheduler::{ConstraintFailure, FailureCause, NotSampled, Scheduler};
 
 pub use self::environments::ReadVocabulary;
 use self::{
     guide::Next,
-    pool::{Job, MaskPool, SLOW, Work},
+    pool::MaskPool,
+    queues::{Job, SLOW, Work},
 };
 pub(crate) use self::{
     guide::{Guide, Guided, NextMask},
@@ -52,8 +55,6 @@ use crate::Waker;
 
 /// Time for which the device's thread waits for the masks of a step behind its forward.
 pub(crate) const GRACE: Duration = Duration::from_millis(5);
-/// Time for which the device's thread waits for a mask of a row that must not run twice.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The masks of all requests of an engine.
 #[derive(Default)]
@@ -115,7 +116,7 @@ impl Masks {
     pub fn open(&mut self, guide: &Guide, generated: &[u32]) {
         guide.await_next();
         self.awaited.insert(guide.key(), guide.clone());
-        self.push([Job { guide: guide.clone(), work: Work::Open(generated.to_vec()) }]);
+        self.push([Job::new(guide.clone(), Work::Open(generated.to_vec()))]);
     }
 
     /// Advances requests by committed tokens. A request whose last mask was slow is left out of steps until the next
@@ -129,7 +130,7 @@ impl Masks {
             if self.awaits_all || guide.took_at_least(SLOW) {
                 self.await_next(&guide, scheduler);
             }
-            jobs.push(Job { guide, work: Work::Advance(token) });
+            jobs.push(Job::new(guide, Work::Advance(token)));
         }
         self.push(jobs);
     }
@@ -139,7 +140,7 @@ impl Masks {
     pub fn advance_imported(&mut self, guide: &Guide, token: u32, scheduler: &mut Scheduler) {
         if guide.begin_advance(token) {
             self.await_next(guide, scheduler);
-            self.push([Job { guide: guide.clone(), work: Work::Advance(token) }]);
+            self.push([Job::new(guide.clone(), Work::Advance(token))]);
         }
     }
 
@@ -184,7 +185,7 @@ impl Masks {
 
     /// Forgets a request that has ended.
     pub fn ended(&mut self, key: GraphKey) {
-        self.awaited.remove(&key);
+        self.awaited.remove(&key).iter().for_each(Guide::end);
         self.pool.iter().for_each(|pool| pool.forget(key));
     }
 
@@ -208,7 +209,8 @@ impl Masks {
 pub(crate) enum Rerun {
     /// The row writes the same planes again.
     Possible,
-    /// The row would change its request's state a second time, or report a result twice.
+    /// The row would change its request's state in a slot a second time. The request is left out of steps until its
+    /// mask is ready ([`Masks::await_all`]).
     Impossible,
 }
 
@@ -226,11 +228,7 @@ impl StepMasks {
 
     /// The mask of a row that samples the output's token `index`, or the reason for which no token is sampled.
     pub fn of(&mut self, guide: &Guide, index: usize, rerun: Rerun) -> Result<NextMask, NotSampled> {
-        let until = match rerun {
-            Rerun::Possible => self.until,
-            Rerun::Impossible => self.until + PATIENCE,
-        };
-        match guide.wait(index, until) {
+        match guide.wait(index, self.until) {
             Next::Ready(mut next) => {
                 if let Some(mask) = &mut next.mask {
                     let shared = self.shared.entry(next.hash).or_insert_with(|| mask.clone());
@@ -243,7 +241,10 @@ impl StepMasks {
             Next::Complete => Err(NotSampled::Complete),
             Next::Failed(why) => Err(NotSampled::ConstraintFailed(why)),
             Next::Pending if rerun == Rerun::Possible => Err(NotSampled::Late),
-            Next::Pending => Err(NotSampled::ConstraintFailed("a mask takes too long".to_owned())),
+            Next::Pending => Err(NotSampled::ConstraintFailed(ConstraintFailure {
+                cause: FailureCause::Worker,
+                why: "a row that cannot run again has no mask".to_owned(),
+            })),
         }
     }
 }

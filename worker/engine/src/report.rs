@@ -6,12 +6,17 @@ use tutti_kernels::TokenScore;
 use tutti_models::ExpertLoad;
 use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_runtime::{Error, ErrorKind, telemetry};
-use tutti_scheduler::{Ending, Finish, Load, Outcome, RowCommit, TransferError};
+use tutti_scheduler::{
+    ConstraintFailure, Ending, FailureCause, Finish, Load, Outcome, RowCommit, TransferError,
+};
 
 use crate::{
     batch::RowResult,
     masks::{MaskCounts, PoolCounts},
 };
+
+/// Time after which a request may be sent again that ended for want of memory for its constraint.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Report of a committed row; `None` if the row has no result, such as a chunk that ends inside a prompt.
 pub(crate) fn row(commit: &RowCommit, result: RowResult) -> Option<pb::RowReport> {
@@ -77,8 +82,8 @@ pub(crate) fn completion(ending: Ending, rank: Rank) -> pb::Completion {
         Outcome::TransferFailed(TransferError::Lost(why)) => {
             pb::completion::Outcome::HandoverFailed(Error::unavailable(why).into())
         }
-        Outcome::ConstraintFailed(why) => {
-            pb::completion::Outcome::Failed(Error::invalid("constraint", why).into())
+        Outcome::ConstraintFailed(failure) => {
+            pb::completion::Outcome::Failed(constraint_failed(failure).into())
         }
         Outcome::TransferFailed(TransferError::Refused(why)) | Outcome::Failed(why) => {
             pb::completion::Outcome::Failed(Error::internal(why).into())
@@ -89,6 +94,15 @@ pub(crate) fn completion(ending: Ending, rank: Rank) -> pb::Completion {
         epoch: ending.passes.0,
         rank: rank.0,
         outcome: Some(outcome),
+    }
+}
+
+/// The error of a request whose constraint cannot be followed.
+fn constraint_failed(ConstraintFailure { cause, why }: ConstraintFailure) -> Error {
+    match cause {
+        FailureCause::Constraint => Error::invalid("constraint", why),
+        FailureCause::Memory => Error::overloaded(why, RETRY_AFTER),
+        FailureCause::Worker => Error::internal(format!("the constraint cannot be followed: {why}")),
     }
 }
 

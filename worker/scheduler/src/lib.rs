@@ -136,8 +136,8 @@ pub use packing::PATIENCE;
 pub use scheduler::{Load, Scheduler, Tally};
 pub use shares::ShareId;
 pub use step::{
-    Ending, NotSampled, Outcome, OutputToken, Reserved, Row, RowCommit, RowOutcome, StepPlan, Terminality,
-    TransferError, Turn,
+    ConstraintFailure, Ending, FailureCause, NotSampled, Outcome, OutputToken, Reserved, Row, RowCommit,
+    RowOutcome, StepPlan, Terminality, TransferError, Turn,
 };
 pub use stopping::{Finish, Stopping};
 pub use tokens::Tokens;

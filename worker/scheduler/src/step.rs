@@ -147,8 +147,28 @@ pub enum NotSampled {
     Late,
     /// The output is complete: no token can follow.
     Complete,
-    /// The constraint cannot be followed, for this reason.
-    ConstraintFailed(String),
+    /// The constraint cannot be followed.
+    ConstraintFailed(ConstraintFailure),
+}
+
+/// The reason for which a constraint cannot be followed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConstraintFailure {
+    /// The cause.
+    pub cause: FailureCause,
+    /// The reason in words.
+    pub why: String,
+}
+
+/// The cause of a [`ConstraintFailure`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailureCause {
+    /// The constraint: it exceeds a limit of work, or allows no token.
+    Constraint,
+    /// The memory that all requests share: a later try may succeed.
+    Memory,
+    /// A fault of the worker.
+    Worker,
 }
 
 /// The effect of a commit on one row's request.
@@ -230,8 +250,8 @@ pub enum Outcome {
         /// Time left until the deadline, which is less than `needed`.
         left: Duration,
     },
-    /// The constraint of the output cannot be followed, for this reason.
-    ConstraintFailed(String),
+    /// The constraint of the output cannot be followed.
+    ConstraintFailed(ConstraintFailure),
     /// The engine could not run the request, for this reason.
     Failed(String),
 }

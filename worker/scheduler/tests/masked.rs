@@ -6,12 +6,16 @@ use std::time::Duration;
 
 use common::{EOS, commit, config, key, scheduler, set, text, words};
 use tutti_scheduler::{
-    Finish, GraphLaunch, NotSampled, Outcome, RowOutcome, Scheduler, SchedulerConfig, StepPlan, Stopping,
+    ConstraintFailure, FailureCause, Finish, GraphLaunch, NotSampled, Outcome, RowOutcome, Scheduler, SchedulerConfig, StepPlan, Stopping,
 };
 use tutti_settings::Admission;
 
 fn masked(request: u64, prompt: usize, max_tokens: u32) -> GraphLaunch {
     GraphLaunch { is_masked: true, ..text(request, prompt, max_tokens) }
+}
+
+fn failure(why: &str) -> ConstraintFailure {
+    ConstraintFailure { cause: FailureCause::Constraint, why: why.into() }
 }
 
 fn plan(scheduler: &mut Scheduler) -> Option<StepPlan> {
@@ -130,11 +134,11 @@ fn a_complete_output_ends_its_request_in_a_step_or_between_two() {
     let step = plan(&mut scheduler).unwrap();
     let complete = vec![
         RowOutcome::NotSampled(NotSampled::Complete),
-        RowOutcome::NotSampled(NotSampled::ConstraintFailed("no".into())),
+        RowOutcome::NotSampled(NotSampled::ConstraintFailed(failure("no"))),
     ];
     let commits = scheduler.commit(step, complete, Duration::ZERO);
     let outcome = |index: usize| commits[index].ending.as_ref().unwrap().outcome.clone();
-    assert_eq!((outcome(0), outcome(1)), (finished(1), Outcome::ConstraintFailed("no".into())));
+    assert_eq!((outcome(0), outcome(1)), (finished(1), Outcome::ConstraintFailed(failure("no"))));
     scheduler.complete_output(key(3));
     scheduler.complete_output(key(4));
     let endings = scheduler.plan(Duration::ZERO).endings;
@@ -148,11 +152,38 @@ fn a_constraint_that_fails_between_steps_ends_its_request_with_rows_in_flight() 
     let mut scheduler = scheduler(config());
     scheduler.add(masked(1, 8, 9)).unwrap();
     let step = plan(&mut scheduler).unwrap();
-    scheduler.fail_constraint(key(1), "too large".into());
+    scheduler.fail_constraint(key(1), failure("too large"));
     let endings = scheduler.plan(Duration::ZERO).endings;
-    assert_eq!(endings[0].outcome, Outcome::ConstraintFailed("too large".into()));
+    assert_eq!(endings[0].outcome, Outcome::ConstraintFailed(failure("too large")));
     assert!(commit(&mut scheduler, step)[0].is_void);
     assert_eq!(scheduler.load().pages_used, 0);
+}
+
+/// Pages for a request that cannot use them yet would be taken from another one for nothing.
+#[test]
+fn a_request_that_awaits_its_mask_preempts_no_other() {
+    let tight = set(SchedulerConfig { pages: 6, ..config() }, |settings| {
+        settings.admission = Admission::Optimistic;
+    });
+    let mut scheduler = scheduler(tight);
+    scheduler.add(masked(1, 7, 9)).unwrap();
+    scheduler.add(text(2, 8, 4)).unwrap();
+    for number in 0..4 {
+        let turn = scheduler.plan(Duration::ZERO);
+        assert!(turn.preempted.is_empty());
+        let step = turn.step.unwrap();
+        // Behind the second step, the pages of the first request are full, and none is free.
+        assert_eq!(requests(&step), if number < 2 { vec![1, 2] } else { vec![2] });
+        let commits = commit(&mut scheduler, step);
+        assert_eq!(commits.iter().any(|row| row.ending.is_some()), number == 3);
+        if number == 1 {
+            scheduler.await_mask(key(1));
+        }
+    }
+    scheduler.mask_ready(key(1));
+    let step = plan(&mut scheduler).unwrap();
+    assert_eq!(requests(&step), [1]);
+    scheduler.abort(step);
 }
 
 #[test]

@@ -5,7 +5,8 @@ fn key(n: usize) -> Arc<[u8]> {
 }
 
 fn error(message: &str) -> ConstraintError {
-    ConstraintError { path: "schema".into(), message: message.into() }
+    let cause = tutti_constraints::Cause::Constraint;
+    ConstraintError { path: "schema".into(), message: message.into(), cause }
 }
 
 #[test]

@@ -9,6 +9,7 @@ use std::{
 use tutti_constraints::{Canonical, Constraint, ConstraintError, Matcher, Thinking};
 use tutti_kernels::TokenMask;
 use tutti_proto::{GraphKey, cluster::v1 as pb};
+use tutti_scheduler::{ConstraintFailure, FailureCause};
 
 use super::{budget::ThinkingBudget, environments::MoreSpecial, memory::MatcherMemory};
 
@@ -22,7 +23,7 @@ struct Cell {
     constraint: Option<Constraint>,
     /// The key of the constraint among compiled ones.
     canonical: Option<Canonical>,
-    /// Tokens that end this request alone. They may come where the text may end.
+    /// Tokens that end this request alone, each once. They may come where the text may end.
     stop_tokens: Vec<u32>,
     /// Number of tokens in the vocabulary.
     vocabulary: usize,
@@ -45,6 +46,8 @@ struct State {
     took: Duration,
     /// Bytes of the matcher, as far as they are counted.
     bytes: usize,
+    /// True once the request has ended.
+    has_ended: bool,
 }
 
 /// The next token's mask.
@@ -56,8 +59,8 @@ pub(crate) enum Next {
     Ready(NextMask),
     /// No token can follow: the output is complete.
     Complete,
-    /// The constraint cannot be followed, for this reason.
-    Failed(String),
+    /// The constraint cannot be followed.
+    Failed(ConstraintFailure),
 }
 
 /// A mask that is ready.
@@ -67,7 +70,8 @@ pub(crate) struct NextMask {
     pub mask: Option<TokenMask>,
     /// Hash of the mask, by which rows with equal masks find each other.
     pub hash: u64,
-    /// True if nothing but an end may follow. `min_tokens` does not hold then.
+    /// True if every allowed token ends the request: an end token or one of its own stop tokens. `min_tokens` does not
+    /// hold then.
     pub only_ends: bool,
 }
 
@@ -112,8 +116,11 @@ impl Guide {
         }
         let next = match constraint {
             Some(_) => Next::Pending,
-            None => Next::Ready(of_budget(budget.as_ref(), vocabulary)),
+            None => Next::Ready(of_budget(budget.as_ref(), stop_tokens, vocabulary)),
         };
+        let mut stop_tokens = stop_tokens.to_vec();
+        stop_tokens.sort_unstable();
+        stop_tokens.dedup();
         let state = State {
             generated: generated.len(),
             matcher: None,
@@ -122,12 +129,13 @@ impl Guide {
             is_awaited: false,
             took: Duration::ZERO,
             bytes: 0,
+            has_ended: false,
         };
         Some(Self(Arc::new(Cell {
             key,
             canonical: constraint.as_ref().map(Constraint::canonical),
             constraint,
-            stop_tokens: stop_tokens.to_vec(),
+            stop_tokens,
             vocabulary,
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -176,10 +184,10 @@ impl Guide {
         match state.generated == index {
             true => state.next.clone(),
             // A mask of another token would give an answer that does not follow the constraint.
-            false => Next::Failed(format!(
-                "the mask of token {} is there, but token {index} is sampled",
-                state.generated
-            )),
+            false => Next::Failed(ConstraintFailure {
+                cause: FailureCause::Worker,
+                why: format!("the mask of token {} is there, but token {index} is sampled", state.generated),
+            }),
         }
     }
 
@@ -208,7 +216,8 @@ impl Guide {
             budget.commit(token);
         }
         if self.constraint().is_none() {
-            state.next = Next::Ready(of_budget(state.budget.as_ref(), self.0.vocabulary));
+            state.next =
+                Next::Ready(of_budget(state.budget.as_ref(), &self.0.stop_tokens, self.0.vocabulary));
             return false;
         }
         state.next = Next::Pending;
@@ -218,6 +227,21 @@ impl Guide {
     /// Takes the matcher for work in the pool.
     pub(super) fn take_matcher(&self) -> Option<Matcher> {
         self.lock().matcher.take()
+    }
+
+    /// Gives a matcher back between two parts of the pool's work.
+    pub(super) fn give_back(&self, matcher: Option<Matcher>) {
+        self.lock().matcher = matcher;
+    }
+
+    /// Records that the request has ended, so that the pool begins no further part of its work.
+    pub(super) fn end(&self) {
+        self.lock().has_ended = true;
+    }
+
+    /// True once the request has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.lock().has_ended
     }
 
     /// Makes the next mask with a matcher that is behind all tokens. Only the pool calls it.
@@ -231,12 +255,16 @@ impl Guide {
         {
             *last &= (1 << (self.0.vocabulary % 32)) - 1;
         }
+        let is_set = |token: u32| mask.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1);
+        let stops = self.0.stop_tokens.iter().filter(|&&token| is_set(token) && !matcher.is_end(token));
+        // The text may need a token that ends the request. Where nothing else may follow, the request ends there.
+        let only_ends = stops.count() as u32 == allowed.others();
         let closes_with = self.lock().budget.as_ref().and_then(ThinkingBudget::closes_with);
         if let Some(end) = closes_with {
             // Inside a character the block cannot end yet.
             let only_end = TokenMask::of_tokens(words, [end]);
             if mask.iter().zip(only_end.words()).any(|(allowed, end)| allowed & end != 0) {
-                return Ok(Next::Ready(NextMask::new(only_end, false)));
+                return Ok(Next::Ready(NextMask::new(only_end, self.0.stop_tokens.contains(&end))));
             }
         }
         for &token in self.0.stop_tokens.iter().filter(|_| allowed.may_end) {
@@ -244,7 +272,7 @@ impl Guide {
                 *word |= 1 << (token % 32);
             }
         }
-        Ok(Next::Ready(NextMask::new(TokenMask::new(mask), allowed.only_ends())))
+        Ok(Next::Ready(NextMask::new(TokenMask::new(mask), only_ends)))
     }
 
     /// Gives the result of the pool's work back. Returns true if the engine waits for it.
@@ -261,14 +289,19 @@ impl Guide {
 
     /// Counts the bytes of the matcher. An error if all matchers together take too many, and this one more than its
     /// part.
-    pub(super) fn count_bytes(&self, matcher: &Matcher, memory: &Arc<MatcherMemory>) -> Result<(), String> {
+    pub(super) fn count_bytes(
+        &self,
+        matcher: &Matcher,
+        memory: &Arc<MatcherMemory>,
+    ) -> Result<(), ConstraintFailure> {
         let memory = self.0.memory.get_or_init(|| {
             memory.enter();
             Arc::clone(memory)
         });
         let bytes = matcher.bytes();
         let before = std::mem::replace(&mut self.lock().bytes, bytes);
-        memory.change(before, bytes)
+        let changed = memory.change(before, bytes);
+        changed.map_err(|why| ConstraintFailure { cause: FailureCause::Memory, why })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -277,9 +310,12 @@ impl Guide {
 }
 
 /// The mask of a request without a constraint.
-fn of_budget(budget: Option<&ThinkingBudget>, vocabulary: usize) -> NextMask {
+fn of_budget(budget: Option<&ThinkingBudget>, stop_tokens: &[u32], vocabulary: usize) -> NextMask {
     match budget.and_then(ThinkingBudget::closes_with) {
-        Some(end) => NextMask::new(TokenMask::of_tokens(TokenMask::words_of(vocabulary), [end]), false),
+        Some(end) => {
+            let only_end = TokenMask::of_tokens(TokenMask::words_of(vocabulary), [end]);
+            NextMask::new(only_end, stop_tokens.contains(&end))
+        }
         None => NextMask::ALL,
     }
 }
@@ -288,7 +324,7 @@ impl Drop for Cell {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some(memory) = self.memory.get() {
-            memory.leave(state.bytes);
+            memory.leave(state.bytes, state.matcher.take());
         }
     }
 }

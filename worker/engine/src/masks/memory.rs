@@ -1,21 +1,37 @@
 //! The memory of all matchers together.
 
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::{
+    io,
+    sync::{
+        atomic::{AtomicUsize, Ordering::Relaxed},
+        mpsc,
+    },
+    thread,
+};
+
+use tutti_constraints::Matcher;
 
 /// Counts the bytes of all matchers, and refuses the growth of the largest ones at a limit.
 ///
 /// A grammar can make a matcher visit as many states as it likes. Beyond the limit, a matcher fails if it grows to more
 /// than an equal part of the limit, so a small one goes on. All together take less than twice the limit.
+///
+/// A large matcher takes long to free. The last owner of a matcher is often the device's thread, so a thread of its own
+/// frees matchers. It ends with this value.
 #[derive(Debug)]
 pub(super) struct MatcherMemory {
     limit: usize,
     bytes: AtomicUsize,
     matchers: AtomicUsize,
+    freed: mpsc::Sender<Matcher>,
 }
 
 impl MatcherMemory {
-    pub fn new(limit: usize) -> Self {
-        Self { limit, bytes: AtomicUsize::new(0), matchers: AtomicUsize::new(0) }
+    /// Starts the thread that frees matchers.
+    pub fn start(limit: usize) -> io::Result<Self> {
+        let (freed, matchers) = mpsc::channel();
+        thread::Builder::new().name("mask-frees".into()).spawn(move || matchers.into_iter().for_each(drop))?;
+        Ok(Self { limit, bytes: AtomicUsize::new(0), matchers: AtomicUsize::new(0), freed })
     }
 
     /// Adds a matcher of 0 bytes.
@@ -39,10 +55,12 @@ impl MatcherMemory {
         }
     }
 
-    /// Removes a matcher of this size.
-    pub fn leave(&self, bytes: usize) {
+    /// Removes a matcher of this size, and frees it.
+    pub fn leave(&self, bytes: usize, matcher: Option<Matcher>) {
         self.bytes.fetch_sub(bytes, Relaxed);
         self.matchers.fetch_sub(1, Relaxed);
+        // If the thread has ended, the matcher is freed here.
+        matcher.into_iter().for_each(|matcher| drop(self.freed.send(matcher)));
     }
 }
 

@@ -1,12 +1,10 @@
 //! The threads that compile constraints and make masks.
 //!
-//! The commit of a token and the mask of the next one are one job. There are quick jobs, those of requests whose
-//! constraint has been compiled before, and slow ones, which are compilations, replays, and the tokens of a request
-//! whose last mask was slow. One thread takes quick jobs only. The other takes the three kinds in turn, so that none
-//! waits for ever. The jobs of a request that ends are dropped.
+//! The commit of a token and the mask of the next one are one job. So is the first mask of a constraint. A replay has a
+//! job for each part of its tokens. The jobs of a request that ends are dropped.
 
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::HashSet,
     io,
     panic::{self, AssertUnwindSafe},
     sync::{
@@ -17,41 +15,33 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tutti_constraints::{BaseMatchers, Canonical, ConstraintError, Environment, Matcher, Progress};
+use tutti_constraints::{BaseMatchers, Canonical, Cause, ConstraintError, Environment, Matcher, Progress};
 use tutti_proto::GraphKey;
+use tutti_scheduler::{ConstraintFailure, FailureCause};
 
 use super::{
     deadline::{Lane, Watch},
     environments::{Environments, ReadVocabulary},
     guide::{Guide, Next},
     memory::MatcherMemory,
+    queues::{Job, Queues, Replay, Takes, Work},
 };
 use crate::Waker;
 
-/// Number of threads. One of them takes quick jobs only.
-const THREADS: usize = 2;
+/// The threads.
+const THREADS: [Takes; 3] = [Takes::Quick, Takes::Overdue, Takes::All];
+/// Time after which a part of a replay ends.
+const REPLAY_TIME: Duration = Duration::from_millis(5);
+/// Number of tokens of a replay between two looks at the time.
+const REPLAYED_AT_ONCE: usize = 16;
+/// Maximum number of tokens of a part of a replay.
+const REPLAYED_IN_A_PART: usize = 256;
 /// Maximum size in bytes of the compiled constraints that one thread keeps.
 const CACHE_BYTES: usize = 128 << 20;
 /// Maximum size in bytes of the states of all matchers, about.
 const MATCHER_BYTES: usize = 512 << 20;
 /// Maximum number of constraints that are remembered as compiled.
 const MAX_COMPILED: usize = 1024;
-/// Duration of a job from which on the next job of the same request is a slow one.
-pub(super) const SLOW: Duration = Duration::from_millis(2);
-
-/// Work for one guide.
-pub(super) struct Job {
-    pub guide: Guide,
-    pub work: Work,
-}
-
-pub(super) enum Work {
-    /// Compile the constraint, and advance by the output of earlier incarnations.
-    Open(Vec<u32>),
-    /// Advance by one token.
-    Advance(u32),
-}
-
 /// The pool. Its threads end soon after it is dropped: a compilation cannot be stopped.
 pub(super) struct MaskPool {
     shared: Arc<Shared>,
@@ -71,38 +61,6 @@ struct Shared {
     environments: Environments,
     memory: Arc<MatcherMemory>,
     counts: Counters,
-}
-
-#[derive(Default)]
-struct Queues {
-    quick: VecDeque<Job>,
-    /// Requests whose constraint has been compiled before.
-    known: VecDeque<Job>,
-    slow: VecDeque<Job>,
-    /// Number of jobs that the thread for all kinds has taken.
-    taken: usize,
-    is_closed: bool,
-}
-
-impl Queues {
-    /// Takes a job of any kind. Every second one is a quick one, if there is one, and the other kinds alternate.
-    fn pop(&mut self) -> Option<Job> {
-        let order = match self.taken % 4 {
-            0 | 2 => [&mut self.quick, &mut self.known, &mut self.slow],
-            1 => [&mut self.known, &mut self.slow, &mut self.quick],
-            _ => [&mut self.slow, &mut self.known, &mut self.quick],
-        };
-        let job = order.into_iter().find_map(VecDeque::pop_front);
-        self.taken = self.taken.wrapping_add(usize::from(job.is_some()));
-        job
-    }
-}
-
-/// The jobs that a thread takes.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Takes {
-    Quick,
-    All,
 }
 
 #[derive(Default)]
@@ -141,13 +99,12 @@ impl MaskPool {
             happened: Condvar::new(),
             waker: Mutex::new(waker),
             environments: Environments::new(vocabulary),
-            memory: Arc::new(MatcherMemory::new(MATCHER_BYTES)),
+            memory: Arc::new(MatcherMemory::start(MATCHER_BYTES)?),
             counts: Counters::default(),
         });
         let watch = Watch::start()?;
-        for index in 0..THREADS {
+        for takes in THREADS {
             let (shared, lane) = (Arc::clone(&shared), watch.lane());
-            let takes = if index == 0 { Takes::Quick } else { Takes::All };
             let thread = thread::Builder::new().name("masks".into());
             thread.spawn(move || Worker::new(&shared, lane).run(takes))?;
         }
@@ -162,16 +119,7 @@ impl MaskPool {
     /// Queues jobs. A guide has at most one job at a time.
     pub fn push(&self, jobs: impl IntoIterator<Item = Job>) {
         let mut queues = lock(&self.shared.queues);
-        for job in jobs {
-            let queue = match &job.work {
-                Work::Open(generated) if generated.is_empty() && self.shared.has_compiled(&job.guide) => {
-                    &mut queues.known
-                }
-                Work::Advance(_) if !job.guide.took_at_least(SLOW) => &mut queues.quick,
-                Work::Open(_) | Work::Advance(_) => &mut queues.slow,
-            };
-            queue.push_back(job);
-        }
+        jobs.into_iter().for_each(|job| queues.push(job, |guide| self.shared.has_compiled(guide)));
         drop(queues);
         self.shared.queued.notify_all();
     }
@@ -179,14 +127,8 @@ impl MaskPool {
     /// Drops the queued job of a request that has ended. Otherwise requests that are cancelled at once could queue
     /// compilations without end.
     pub fn forget(&self, key: GraphKey) {
-        let mut queues = lock(&self.shared.queues);
-        let Queues { quick, known, slow, .. } = &mut *queues;
-        let dropped = [quick, known, slow].into_iter().find_map(|queue| {
-            let index = queue.iter().position(|job| job.guide.key() == key)?;
-            queue.remove(index)
-        });
-        drop(queues);
-        // A large matcher takes long to free, so it is freed without the lock.
+        // The guide is dropped without the lock.
+        let dropped = lock(&self.shared.queues).remove(key);
         drop(dropped);
     }
 
@@ -236,44 +178,53 @@ impl<'a> Worker<'a> {
     }
 
     fn run(mut self, takes: Takes) {
-        while let Some(Job { guide, work }) = self.shared.next_job(takes) {
+        while let Some(Job { guide, work, .. }) = self.shared.next_job(takes) {
             let began = Instant::now();
             let mut matcher = guide.take_matcher();
             // A panic ends one request, and not the thread that all others wait for.
-            let next = panic::catch_unwind(AssertUnwindSafe(|| match work {
-                Work::Open(generated) => self.open(&guide, &generated, &mut matcher),
-                Work::Advance(token) => self.advance(&guide, token, &mut matcher),
+            let done = panic::catch_unwind(AssertUnwindSafe(|| match work {
+                Work::Open(generated) => self.open(&guide, generated, &mut matcher),
+                Work::Replay(replay) => self.replay(&guide, replay, &mut matcher),
+                Work::Advance(token) => self.advance(&guide, token, &mut matcher).map(Done::Next),
             }));
-            let next = next.unwrap_or_else(|_| {
+            let done = done.unwrap_or_else(|_| {
                 self.bases.clear();
-                Err("failed".to_owned())
+                Err(of_worker("a thread for masks panicked"))
             });
-            let next = next.unwrap_or_else(|why| {
-                matcher = None;
-                self.shared.counts.failures.fetch_add(1, Relaxed);
-                Next::Failed(why)
-            });
+            let next = match done {
+                Ok(Done::Part(replay)) => {
+                    guide.give_back(matcher);
+                    self.shared.go_on(guide, replay);
+                    continue;
+                }
+                Ok(Done::Next(next)) => next,
+                Err(failure) => {
+                    matcher = None;
+                    self.shared.counts.failures.fetch_add(1, Relaxed);
+                    Next::Failed(failure)
+                }
+            };
             if guide.finish_work(matcher, next, began.elapsed()) {
                 self.shared.tell(guide.key());
             }
         }
     }
 
-    /// Compiles a constraint, and advances by the output of earlier incarnations.
+    /// Compiles a constraint, and begins the replay of the output of earlier incarnations.
     fn open(
         &mut self,
         guide: &Guide,
-        generated: &[u32],
+        generated: Vec<u32>,
         matcher: &mut Option<Matcher>,
-    ) -> Result<Next, String> {
-        let Some(constraint) = guide.constraint() else { return Err("it has no constraint".to_owned()) };
-        let environment = self.shared.environments.of(&guide.special())?;
+    ) -> Result<Done, ConstraintFailure> {
+        let Some(constraint) = guide.constraint() else { return Err(of_worker("it has no constraint")) };
+        let environment = self.shared.environments.of(&guide.special()).map_err(of_worker)?;
         let began = Instant::now();
         let bases = self.bases(&environment);
         let before = bases.counts();
-        let opened = match generated {
-            [] => bases.matcher(&environment, constraint).map(|matcher| (matcher, Progress::Continues)),
-            generated => bases.replayed(&environment, constraint, generated),
+        let opened = match generated.len() {
+            0 => bases.matcher(&environment, constraint),
+            tokens => bases.before_replay(&environment, constraint, tokens),
         };
         let after = bases.counts();
         let counts = &self.shared.counts;
@@ -282,16 +233,44 @@ impl<'a> Worker<'a> {
             counts.compilations.fetch_add(1, Relaxed);
             counts.compile_us.fetch_add(began.elapsed().as_micros() as u64, Relaxed);
         }
-        let (opened, progress) = opened.map_err(said)?;
+        let opened = matcher.insert(opened.map_err(of_constraint)?);
         self.shared.has_now_compiled(guide);
-        self.shared.next(guide, matcher.insert(opened), progress)
+        match generated.is_empty() {
+            true => self.shared.next(guide, opened, Progress::Continues).map(Done::Next),
+            false => Ok(Done::Part(Replay { tokens: generated, done: 0 })),
+        }
     }
 
-    fn advance(&mut self, guide: &Guide, token: u32, matcher: &mut Option<Matcher>) -> Result<Next, String> {
-        let Some(matcher) = matcher else { return Err("it has no matcher".to_owned()) };
+    /// Advances by a part of the output of earlier incarnations. A mask ends each part. Otherwise the mask behind the
+    /// last token would visit all the lexer's states that the masks between the tokens visited before.
+    fn replay(
+        &mut self,
+        guide: &Guide,
+        Replay { tokens, mut done }: Replay,
+        matcher: &mut Option<Matcher>,
+    ) -> Result<Done, ConstraintFailure> {
+        let Some(matcher) = matcher else { return Err(of_worker("it has no matcher")) };
+        let (began, first) = (Instant::now(), done);
+        let mut progress = Progress::Continues;
+        while done < tokens.len() && done - first < REPLAYED_IN_A_PART && began.elapsed() < REPLAY_TIME {
+            let end = tokens.len().min(done + REPLAYED_AT_ONCE);
+            progress = matcher.advance(&tokens[done..end]).map_err(of_replay)?;
+            done = end;
+        }
+        let next = self.shared.next(guide, matcher, progress)?;
+        Ok(if done == tokens.len() { Done::Next(next) } else { Done::Part(Replay { tokens, done }) })
+    }
+
+    fn advance(
+        &mut self,
+        guide: &Guide,
+        token: u32,
+        matcher: &mut Option<Matcher>,
+    ) -> Result<Next, ConstraintFailure> {
+        let Some(matcher) = matcher else { return Err(of_worker("it has no matcher")) };
         let (began, shared) = (Instant::now(), self.shared);
         let watched = self.lane.watch(matcher.canceller());
-        let next = matcher.commit(token).map_err(said);
+        let next = matcher.commit(token).map_err(of_constraint);
         let next = next.and_then(|progress| shared.next(guide, matcher, progress));
         drop(watched);
         shared.counts.masks.fetch_add(1, Relaxed);
@@ -321,15 +300,26 @@ impl Shared {
             if queues.is_closed {
                 return None;
             }
-            let job = match takes {
-                Takes::Quick => queues.quick.pop_front(),
-                Takes::All => queues.pop(),
+            queues = match queues.take(takes, Instant::now()) {
+                Ok(job) => return Some(job),
+                Err(None) => self.queued.wait(queues).unwrap_or_else(PoisonError::into_inner),
+                Err(Some(left)) => {
+                    self.queued.wait_timeout(queues, left).unwrap_or_else(PoisonError::into_inner).0
+                }
             };
-            if job.is_some() {
-                return job;
-            }
-            queues = self.queued.wait(queues).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Queues the next part of a replay, unless its request has ended.
+    fn go_on(&self, guide: Guide, replay: Replay) {
+        let mut queues = lock(&self.queues);
+        // A request that ends from here on removes its job.
+        if guide.has_ended() {
+            return;
+        }
+        queues.push(Job::new(guide, Work::Replay(replay)), |_| true);
+        drop(queues);
+        self.queued.notify_all();
     }
 
     fn has_compiled(&self, guide: &Guide) -> bool {
@@ -345,11 +335,16 @@ impl Shared {
     }
 
     /// Makes the next mask.
-    fn next(&self, guide: &Guide, matcher: &mut Matcher, progress: Progress) -> Result<Next, String> {
+    fn next(
+        &self,
+        guide: &Guide,
+        matcher: &mut Matcher,
+        progress: Progress,
+    ) -> Result<Next, ConstraintFailure> {
         if progress == Progress::Finished {
             return Ok(Next::Complete);
         }
-        let next = guide.next_of(matcher).map_err(said)?;
+        let next = guide.next_of(matcher).map_err(of_constraint)?;
         guide.count_bytes(matcher, &self.memory)?;
         Ok(next)
     }
@@ -363,9 +358,30 @@ impl Shared {
     }
 }
 
-/// The text of an error of a constraint.
-fn said(error: ConstraintError) -> String {
-    error.to_string()
+/// The result of a job.
+enum Done {
+    /// A part of a replay, which goes on.
+    Part(Replay),
+    Next(Next),
+}
+
+/// The failure behind an error of a constraint.
+fn of_constraint(error: ConstraintError) -> ConstraintFailure {
+    let cause = match error.cause {
+        Cause::Constraint => FailureCause::Constraint,
+        Cause::Process => FailureCause::Worker,
+    };
+    ConstraintFailure { cause, why: error.to_string() }
+}
+
+/// The failure of a replay: the first matcher has followed the same tokens.
+fn of_replay(error: ConstraintError) -> ConstraintFailure {
+    of_worker(error.to_string())
+}
+
+/// A failure that no constraint causes.
+fn of_worker(why: impl Into<String>) -> ConstraintFailure {
+    ConstraintFailure { cause: FailureCause::Worker, why: why.into() }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -78,7 +78,8 @@ impl<R: FnMut(u64)> Follower<'_, R> {
             Some(Action::AllocatePlanes(planes)) => self.allocate(planes),
             Some(Action::Forward(forward)) => self.forward(&forward),
             Some(Action::Logits(logits)) => {
-                let logits = logits::decode(logits).map_err(|what| self.bad(what))?;
+                let logits = logits::decode(logits, self.model.limits().vocab_size);
+                let logits = logits.map_err(|what| self.bad(what))?;
                 self.model.follow_logits(&logits)
             }
             Some(Action::Read(planes)) => self.read(planes),

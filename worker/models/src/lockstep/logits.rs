@@ -26,10 +26,16 @@ pub(super) fn encode(wanted: WantedRows) -> pb::LogitsPlan {
     }
 }
 
-/// Decodes rows that [`encode`] has encoded. Returns the reason if the message is not valid.
-pub(super) fn decode(plan: pb::LogitsPlan) -> Result<WantedRows, String> {
+/// Decodes rows that [`encode`] has encoded, for a vocabulary of this many tokens. Returns the reason if the message is
+/// not valid.
+pub(super) fn decode(plan: pb::LogitsPlan, vocabulary: usize) -> Result<WantedRows, String> {
     let indices = |rows: Vec<u32>| rows.into_iter().map(|row| row as usize).collect();
     let masks = plan.masks.into_iter().map(masks::decode).collect::<Result<Vec<TokenMask>, String>>()?;
+    // The kernels read the words of every token.
+    let needed = TokenMask::words_of(vocabulary);
+    if let Some(words) = masks.iter().map(|mask| mask.words().len()).find(|words| *words != needed) {
+        return Err(format!("a mask of {words} words for a vocabulary of {vocabulary}"));
+    }
     let nominated_row = |message: pb::NominatedRow| {
         let pb::NominatedRow { row, count, temperature, adjustments } = message;
         if count == 0 {

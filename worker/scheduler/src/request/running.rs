@@ -259,9 +259,13 @@ impl Running {
         self.request.awaits_mask || self.request.is_masked && samples
     }
 
-    /// True if the request needs a page for its next row.
+    /// True if the request needs a page for its next row. A request that awaits a mask has no next row yet, so no other
+    /// one is preempted for it.
     pub fn is_short(&self, page_tokens: usize) -> bool {
-        !self.is_disaggregated() && !self.has_room(page_tokens) && self.phase().is_some()
+        !self.is_disaggregated()
+            && !self.has_room(page_tokens)
+            && !self.awaits_mask()
+            && self.phase().is_some()
     }
 
     /// Adds a page for the next positions. False if no page is available.

@@ -8,7 +8,7 @@ use tutti_proto::GraphKey;
 use super::Scheduler;
 use crate::{
     request::Request,
-    step::{Ending, Outcome},
+    step::{ConstraintFailure, Ending, Outcome},
     stopping::Finish,
     ticket::Ticket,
 };
@@ -17,7 +17,7 @@ use crate::{
 #[derive(Debug)]
 pub(super) enum ConstraintEnd {
     Complete,
-    Failed(String),
+    Failed(ConstraintFailure),
 }
 
 impl Scheduler {
@@ -49,7 +49,7 @@ impl Scheduler {
 
     /// Ends a request whose constraint cannot be followed. The next plan ends it. Does nothing for a request that is
     /// not held.
-    pub fn fail_constraint(&mut self, key: GraphKey, why: String) {
+    pub fn fail_constraint(&mut self, key: GraphKey, why: ConstraintFailure) {
         if self.tickets.contains_key(&key) {
             self.constrained.insert(key, ConstraintEnd::Failed(why));
         }

@@ -1,4 +1,4 @@
-use tutti_constraints::{Environment, Kind};
+use tutti_constraints::{Environment, Kind, Progress};
 
 use super::*;
 use crate::masks::testing::{self, END};
@@ -45,12 +45,39 @@ fn own_stop_tokens_may_come_where_the_text_may_end() {
 }
 
 #[test]
+fn min_tokens_do_not_hold_where_every_allowed_token_ends_the_request() {
+    let only_ends = |stop_tokens: &[u32], before: &[u32]| {
+        let guide = Guide::of(Guided { stop_tokens, vocabulary: 257, ..guided(Some("ab?"), None) }).unwrap();
+        let mut matcher = matcher(&guide);
+        before.iter().for_each(|&token| assert_eq!(matcher.commit(token).unwrap(), Progress::Continues));
+        let Next::Ready(next) = guide.next_of(&mut matcher).unwrap() else { panic!("it is ready") };
+        next.only_ends
+    };
+    assert!(!only_ends(&[], &[]));
+    assert!(!only_ends(&[98, 200], &[]));
+    assert!(only_ends(&[97, 97], &[]), "the text itself needs the stop token");
+    assert!(!only_ends(&[], &[97]));
+    assert!(only_ends(&[98, END], &[97]));
+    assert!(!only_ends(&[200, END], &[97]));
+}
+
+#[test]
+fn a_thinking_block_that_a_stop_token_closes_ends_the_request_before_min_tokens() {
+    let thinking = pb::Thinking { begin: None, end: 7, max_tokens: Some(0) };
+    for (stop_tokens, expected) in [(&[7][..], true), (&[8][..], false)] {
+        let guide = Guide::of(Guided { stop_tokens, ..guided(None, Some(&thinking)) }).unwrap();
+        let Next::Ready(next) = guide.next() else { panic!("it is ready") };
+        assert_eq!(next.only_ends, expected);
+    }
+}
+
+#[test]
 fn a_mask_of_another_token_is_never_used() {
     let guide = Guide::of(guided(Some("a+"), None)).unwrap();
     let until = Instant::now() + Duration::from_secs(60);
     assert!(!guide.finish_work(None, Next::Ready(NextMask::ALL), Duration::ZERO));
     assert!(matches!(guide.wait(0, until), Next::Ready(_)));
-    assert!(matches!(guide.wait(1, until), Next::Failed(why) if why.contains("token 0")));
+    assert!(matches!(guide.wait(1, until), Next::Failed(why) if why.why.contains("token 0")));
     assert!(guide.begin_advance(97));
     assert!(matches!(guide.wait(1, Instant::now()), Next::Pending));
     guide.finish_work(None, Next::Ready(NextMask::ALL), Duration::ZERO);

@@ -18,21 +18,6 @@ fn guide(request: u64) -> Guide {
     guide.unwrap()
 }
 
-fn job(request: u64) -> Job {
-    Job { guide: guide(request), work: Work::Advance(0) }
-}
-
-#[test]
-fn no_kind_of_job_waits_for_ever() {
-    let jobs = |first: u64| (first..first + 8).map(job).collect();
-    let mut queues = Queues { quick: jobs(0), known: jobs(100), slow: jobs(200), ..Queues::default() };
-    let taken: Vec<u64> = (0..8).map(|_| queues.pop().unwrap().guide.key().request.0).collect();
-    assert_eq!(taken, [0, 100, 1, 200, 2, 101, 3, 201]);
-    queues.quick.clear();
-    queues.slow.clear();
-    assert_eq!(queues.pop().unwrap().guide.key().request.0, 102);
-}
-
 #[test]
 fn the_job_of_an_ended_request_is_not_done() {
     // The first job waits for the vocabulary until the test has forgotten the second request.
@@ -45,7 +30,7 @@ fn the_job_of_an_ended_request_is_not_done() {
     let pool = MaskPool::start(read, Waker::default()).unwrap();
     let guides = [1, 2, 3].map(guide);
     guides.iter().for_each(|guide| assert!(guide.await_next()));
-    pool.push(guides.iter().map(|guide| Job { guide: guide.clone(), work: Work::Open(Vec::new()) }));
+    pool.push(guides.iter().map(|guide| Job::new(guide.clone(), Work::Open(Vec::new()))));
     pool.forget(guides[1].key());
     go.send(()).unwrap();
     let mut told = Vec::new();
@@ -56,4 +41,48 @@ fn the_job_of_an_ended_request_is_not_done() {
     told.sort_unstable();
     assert_eq!((told, pool.counts().compilations), (vec![1, 3], 2));
     assert!(matches!(guides[1].next(), Next::Pending));
+}
+
+/// A long replay beside a first mask: the pool's thread turns to the first mask between two parts of the replay.
+#[test]
+fn a_long_replay_is_done_in_parts() {
+    let pool = MaskPool::start(Arc::new(|| Ok(testing::bytes())), Waker::default()).unwrap();
+    let guide = |request, pattern: &str, generated: &[u32]| {
+        let guide = Guide::of(Guided {
+            key: pb::GraphKey { request, ..Default::default() }.into(),
+            constraint: Some(Constraint::new(Kind::Regex(pattern.to_owned()))),
+            thinking: None,
+            generated,
+            stop_tokens: &[],
+            vocabulary: 257,
+        });
+        let guide = guide.unwrap();
+        assert!(guide.await_next());
+        guide
+    };
+    let output = vec![u32::from(b'a'); 20 * REPLAYED_IN_A_PART];
+    let replayed = guide(1, "a*b", &output);
+    let first = guide(2, "c", &[]);
+    pool.push([
+        Job::new(replayed.clone(), Work::Open(output)),
+        Job::new(first.clone(), Work::Open(Vec::new())),
+    ]);
+    let mut told = Vec::new();
+    while told.len() < 2 {
+        pool.wait_for_event();
+        told.extend(pool.take_events().into_iter().map(|key| key.request.0));
+    }
+    assert_eq!(told, [2, 1]);
+    let Next::Ready(next) = replayed.next() else { panic!("{:?}", replayed.next()) };
+    let mask = next.mask.unwrap();
+    assert!(mask.allows(u32::from(b'a')) && mask.allows(u32::from(b'b')) && !mask.allows(u32::from(b'c')));
+}
+
+#[test]
+fn the_replay_of_an_ended_request_does_not_go_on() {
+    let pool = MaskPool::start(Arc::new(|| Ok(testing::bytes())), Waker::default()).unwrap();
+    let ended = guide(1);
+    ended.end();
+    pool.shared.go_on(ended, Replay { tokens: vec![97], done: 0 });
+    assert!(lock(&pool.shared.queues).replays.is_empty());
 }

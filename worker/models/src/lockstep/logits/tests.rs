@@ -3,6 +3,7 @@ use prost::Message;
 use super::*;
 
 const WORDS: usize = 4748;
+const VOCABULARY: usize = 151_936;
 
 fn nominated(row: usize, mask: &TokenMask) -> (usize, Nomination) {
     let adjustments = Adjustments {
@@ -29,7 +30,7 @@ fn masks_survive_the_journey_in_every_form() {
     let none = TokenMask::new(vec![0; WORDS]);
     let masks = [&few, &most, &half, &none];
     let message = plan(&masks);
-    let decoded = decode(message).unwrap();
+    let decoded = decode(message, VOCABULARY).unwrap();
     for (mask, (_, nomination)) in masks.iter().zip(decoded.nominated) {
         assert_eq!(nomination.adjustments.unwrap().allowed.as_ref(), Some(*mask));
     }
@@ -53,9 +54,16 @@ fn what_is_no_mask_is_refused() {
     let refused = |change: &dyn Fn(&mut pb::LogitsPlan)| {
         let mut message = plan(&[&TokenMask::of_tokens(2, [1])]);
         change(&mut message);
-        decode(message).unwrap_err()
+        decode(message, 64).unwrap_err()
     };
     assert_eq!(refused(&|plan| plan.masks.clear()), "mask 0 of 0");
+    for words in [1, 3] {
+        let other = TokenMask::new(vec![1; words]);
+        assert_eq!(
+            refused(&|plan| plan.masks = self::plan(&[&other]).masks),
+            format!("a mask of {words} words for a vocabulary of 64")
+        );
+    }
     assert_eq!(refused(&|plan| plan.masks[0].form = None), "a mask of no known form");
     assert_eq!(refused(&|plan| plan.masks[0].words = 0), "token 1 of a mask of 0 words");
     assert_eq!(
