@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use common::{EOS, commit, config, key, scheduler, set, text, words};
 use tutti_scheduler::{
-    ConstraintFailure, FailureCause, Finish, GraphLaunch, NotSampled, Outcome, RowOutcome, Scheduler, SchedulerConfig, StepPlan, Stopping,
+    ConstraintFailure, FailureCause, Finish, GraphLaunch, NotSampled, Outcome, RowOutcome, Scheduler,
+    SchedulerConfig, StepPlan, Stopping,
 };
 use tutti_settings::Admission;
 

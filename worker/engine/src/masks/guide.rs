@@ -255,7 +255,8 @@ impl Guide {
         {
             *last &= (1 << (self.0.vocabulary % 32)) - 1;
         }
-        let is_set = |token: u32| mask.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1);
+        let is_set =
+            |token: u32| mask.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1);
         let stops = self.0.stop_tokens.iter().filter(|&&token| is_set(token) && !matcher.is_end(token));
         // The text may need a token that ends the request. Where nothing else may follow, the request ends there.
         let only_ends = stops.count() as u32 == allowed.others();

@@ -30,7 +30,9 @@ impl MatcherMemory {
     /// Starts the thread that frees matchers.
     pub fn start(limit: usize) -> io::Result<Self> {
         let (freed, matchers) = mpsc::channel();
-        thread::Builder::new().name("mask-frees".into()).spawn(move || matchers.into_iter().for_each(drop))?;
+        thread::Builder::new()
+            .name("mask-frees".into())
+            .spawn(move || matchers.into_iter().for_each(drop))?;
         Ok(Self { limit, bytes: AtomicUsize::new(0), matchers: AtomicUsize::new(0), freed })
     }
 

@@ -192,7 +192,7 @@ impl<'a> Worker<'a> {
                 Err(of_worker("a thread for masks panicked"))
             });
             let next = match done {
-                Ok(Done::Part(replay)) => {
+                Ok(Done::Paused(replay)) => {
                     guide.give_back(matcher);
                     self.shared.go_on(guide, replay);
                     continue;
@@ -237,7 +237,7 @@ impl<'a> Worker<'a> {
         self.shared.has_now_compiled(guide);
         match generated.is_empty() {
             true => self.shared.next(guide, opened, Progress::Continues).map(Done::Next),
-            false => Ok(Done::Part(Replay { tokens: generated, done: 0 })),
+            false => Ok(Done::Paused(Replay { tokens: generated, done: 0 })),
         }
     }
 
@@ -258,7 +258,7 @@ impl<'a> Worker<'a> {
             done = end;
         }
         let next = self.shared.next(guide, matcher, progress)?;
-        Ok(if done == tokens.len() { Done::Next(next) } else { Done::Part(Replay { tokens, done }) })
+        Ok(if done == tokens.len() { Done::Next(next) } else { Done::Paused(Replay { tokens, done }) })
     }
 
     fn advance(
@@ -360,8 +360,8 @@ impl Shared {
 
 /// The result of a job.
 enum Done {
-    /// A part of a replay, which goes on.
-    Part(Replay),
+    /// The replay goes on behind other jobs.
+    Paused(Replay),
     Next(Next),
 }
 

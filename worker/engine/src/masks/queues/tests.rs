@@ -22,19 +22,13 @@ fn request(job: Result<Job, Option<Duration>>) -> Result<u64, Option<Duration>> 
 #[test]
 fn no_kind_of_job_waits_for_ever() {
     let jobs = |first: u64| (first..first + 8).map(job).collect();
-    let mut queues = Queues {
-        quick: jobs(0),
-        known: jobs(100),
-        slow: jobs(200),
-        replays: jobs(300),
-        ..Queues::default()
-    };
+    let mut queues =
+        Queues { quick: jobs(0), known: jobs(100), slow: jobs(200), replays: jobs(300), ..Queues::default() };
     let mut take = || request(queues.take(Takes::All, Instant::now())).unwrap();
     let taken: Vec<u64> = (0..8).map(|_| take()).collect();
     assert_eq!(taken, [0, 100, 1, 200, 2, 300, 3, 101]);
     queues.quick.clear();
-    let taken: Vec<u64> =
-        (0..6).map(|_| request(queues.take(Takes::All, Instant::now())).unwrap()).collect();
+    let taken: Vec<u64> = (0..6).map(|_| request(queues.take(Takes::All, Instant::now())).unwrap()).collect();
     assert_eq!(taken, [102, 201, 103, 301, 104, 105]);
 }
 
