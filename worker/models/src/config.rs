@@ -2,6 +2,7 @@
 //! [`keys`] reads keys, and [`text`] reads the keys that all text models have.
 
 pub(crate) mod keys;
+pub(crate) mod quantisation;
 pub(crate) mod ranges;
 pub(crate) mod text;
 mod tokenizer_end;
@@ -19,9 +20,9 @@ use serde_json::{Map, Value};
 use tutti_kernels::WeightType;
 use tutti_runtime::checkpoint::contents;
 
-use self::keys::Keys;
 #[cfg(test)]
 use self::keys::Rule;
+use self::{keys::Keys, quantisation::Quantisation};
 use crate::LoadError;
 
 /// A checkpoint's `config.json` or `generation_config.json`.
@@ -43,11 +44,16 @@ pub(crate) struct Names {
 }
 
 impl ConfigFile {
-    /// Reads `dir/config.json`. Refuses quantised checkpoints, which no family supports.
+    /// Reads `dir/config.json`. Refuses weights in a form that this build does not read.
     pub fn read(dir: &Path) -> Result<Self, LoadError> {
         let file = Self::open(dir.join("config.json"))?;
-        refuse_quantization(&file.keys())?;
+        file.quantisation()?;
         Ok(file)
+    }
+
+    /// Reads how the weights are quantised; `None` if they are not.
+    pub fn quantisation(&self) -> Result<Option<Quantisation>, LoadError> {
+        Quantisation::read(&self.keys())
     }
 
     fn open(path: PathBuf) -> Result<Self, LoadError> {
@@ -110,13 +116,13 @@ impl ConfigFile {
     }
 }
 
-/// Refuses keys that describe quantised weights.
+/// Refuses keys that describe quantised weights, in an object where no family reads them.
 pub(crate) fn refuse_quantization(keys: &Keys<'_>) -> Result<(), LoadError> {
     let key = &ranges::QUANTIZATION_CONFIG;
     let Some(quantization) = keys.get(key)? else { return Ok(()) };
     let method = quantization.get("quant_method").unwrap_or(&quantization);
     let problem =
-        format!("{method} weights are not supported; supported: float32, float16 and bfloat16 weights");
+        format!("{method} weights are not supported here; supported: quantization_config beside text_config");
     Err(keys.invalid(key, problem))
 }
 

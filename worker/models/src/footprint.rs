@@ -36,7 +36,8 @@ impl Footprint {
         let ends = EndSpecs::fewest(shape, source);
         let mut weight_bytes = 0u64;
         let mut add = |spec: &TensorSpec| {
-            let bytes = held_bytes(spec, source.check(spec)?, options.quantize, rank);
+            let bytes =
+                held_bytes(spec, source.check_range(spec, &spec.shard_range(rank))?, options.quantize, rank);
             weight_bytes = weight_bytes.saturating_add(bytes);
             Ok::<_, LoadError>(())
         };

@@ -6,6 +6,7 @@ mod dummy;
 pub mod fuzzing;
 mod header;
 mod loader;
+mod quantised;
 mod read_ahead;
 mod safetensors;
 mod shard;

@@ -1,9 +1,12 @@
-//! Conversion of weights in host memory: transposition, and conversion to another element type.
+//! Conversion of weights in host memory: transposition, and conversion to another element type,
+//! also from quantised elements.
 
 use std::sync::{Mutex, PoisonError};
 
 use half::{bf16, f16};
 use tutti_kernels::{Device, DeviceError, HostMatrix, WeightType};
+
+use super::{Window, quantised::Layout};
 
 /// Number of elements per task. A task takes far longer than handing it to another thread.
 const TASK_ELEMENTS: usize = 1 << 18;
@@ -33,6 +36,25 @@ pub(super) fn copy<D: Device>(
                 }
             }
         }
+    })?;
+    Ok(bytes)
+}
+
+/// Dequantises a window of a matrix to consecutive rows of elements of type `to`, on the device's threads. Codes and
+/// scales are read a few rows at a time.
+pub(super) fn dequantise<D: Device>(
+    device: &mut D,
+    layout: &dyn Layout,
+    window: &Window,
+    to: WeightType,
+) -> Result<Vec<u8>, DeviceError> {
+    let mut bytes = vec![0; window.elements() * to.bytes()];
+    let row_bytes = (window.columns.len() * to.bytes()).max(1);
+    let rows = (TASK_ELEMENTS / window.columns.len().max(1)).max(1);
+    fill(device, &mut bytes, row_bytes * rows, &|first, out| {
+        let first = window.rows.start + first / row_bytes;
+        let rows = first..first + out.len() / row_bytes;
+        layout.read(rows, window.columns.clone()).dequantise(to, out);
     })?;
     Ok(bytes)
 }

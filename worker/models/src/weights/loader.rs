@@ -5,11 +5,13 @@ use std::{borrow::Cow, collections::VecDeque, path::Path};
 use tutti_kernels::{Device, DeviceError, HostMatrix, Quantize, WeightType, collective::GroupRank};
 
 use super::{
-    Dummy, Precision, SafetensorsDir, TensorSpec, Window,
+    Dummy, Precision, SafetensorsDir, ShardRange, TensorSpec, Window,
     convert::{self, widen},
+    quantised::Checked,
     read_ahead::ReadAhead,
+    safetensors::Stored,
 };
-use crate::{LoadError, LoadFormat, LoadOptions};
+use crate::{LoadError, LoadFormat, LoadOptions, config::ConfigFile};
 
 /// Progress of loading weights onto a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +37,10 @@ impl Source {
     /// Opens the source that the options name. Dummy weights have the type `dtype`.
     pub fn open(dir: &Path, options: &LoadOptions, dtype: WeightType) -> Result<Self, LoadError> {
         Ok(match options.load_format {
-            LoadFormat::Auto => Self::Files(SafetensorsDir::open(dir)?),
+            LoadFormat::Auto => {
+                let quantisation = ConfigFile::read(dir)?.quantisation()?;
+                Self::Files(SafetensorsDir::open(dir)?.with_quantisation(quantisation))
+            }
             LoadFormat::Dummy => Self::Dummy(Dummy { seed: options.seed, dtype }),
         })
     }
@@ -46,6 +51,15 @@ impl Source {
             Self::Files(files) => files.check(spec),
             Self::Dummy(dummy) => Ok(dummy.dtype(spec)),
         }
+    }
+
+    /// Returns the stored type of a tensor of which a rank loads `range`. Fails as [`Self::check`] does, or if the range
+    /// cannot be read.
+    pub fn check_range(&self, spec: &TensorSpec, range: &ShardRange) -> Result<WeightType, LoadError> {
+        if let Self::Files(files) = self {
+            files.check_range(spec, range)?;
+        }
+        self.check(spec)
     }
 }
 
@@ -79,6 +93,14 @@ impl<'a> HostWindow<'a> {
                 return Ok(Self::owned(dummy.bytes(device, spec, window)?, dummy.dtype(spec), window));
             }
         };
+        if let Stored::Quantised(Checked { layout, .. }, dtype) = files.stored(spec)? {
+            let held = match spec.precision {
+                Precision::Type(held) => held,
+                Precision::Configured | Precision::Stored => dtype,
+            };
+            let bytes = convert::dequantise(device, &*layout, window, held)?;
+            return Ok(Self::owned(bytes, held, window));
+        }
         let stored = files.window(spec, window)?;
         let held = match spec.precision {
             Precision::Type(dtype) => dtype,
@@ -125,7 +147,7 @@ impl<'a, D: Device> Loader<'a, D> {
         let (mut total, mut extents) = (0, VecDeque::new());
         for spec in specs {
             let range = spec.shard_range(device.group_rank());
-            total += (range.elements() * source.check(spec)?.bytes()) as u64;
+            total += (range.elements() * source.check_range(spec, &range)?.bytes()) as u64;
             if let Source::Files(files) = &mut source {
                 files.mark_used(&spec.name);
             }

@@ -13,11 +13,22 @@ use serde::Deserialize;
 use tutti_kernels::{HostMatrix, WeightType, collective::GroupRank};
 use tutti_runtime::checkpoint::contents;
 
-use super::{TensorSpec, Window, header::Header, read_ahead::Extent, unused};
-use crate::{LoadError, config::read_json};
+use super::{
+    Dims, ShardRange, TensorSpec, Window,
+    header::Header,
+    quantised::{self, Checked, Parts, RawTensor},
+    read_ahead::Extent,
+    unused,
+};
+use crate::{
+    LoadError,
+    config::{quantisation::Quantisation, read_json},
+};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+/// End of the name of a matrix.
+const WEIGHT: &str = ".weight";
 
 /// The safetensors files of a directory: a single file, or the files that an index names.
 pub(crate) struct SafetensorsDir {
@@ -26,6 +37,16 @@ pub(crate) struct SafetensorsDir {
     /// For each tensor name, the index in `files` of the file that holds the tensor.
     file_of: HashMap<String, usize>,
     unused: BTreeSet<String>,
+    /// How `config.json` says that matrices are quantised; `None` if they are not.
+    quantisation: Option<Quantisation>,
+}
+
+/// The stored form of a tensor.
+pub(super) enum Stored<'a> {
+    /// Elements of this type.
+    Plain(WeightType),
+    /// A quantised matrix, whose elements the device holds in this type.
+    Quantised(Checked<'a>, WeightType),
 }
 
 /// One mapped safetensors file.
@@ -62,7 +83,12 @@ impl SafetensorsDir {
             }
         }
         let unused = file_of.keys().cloned().collect();
-        Ok(Self { dir: dir.into(), files, file_of, unused })
+        Ok(Self { dir: dir.into(), files, file_of, unused, quantisation: None })
+    }
+
+    /// Sets how matrices are quantised.
+    pub fn with_quantisation(self, quantisation: Option<Quantisation>) -> Self {
+        Self { quantisation, ..self }
     }
 
     /// True if the files hold a tensor of this name.
@@ -91,8 +117,44 @@ impl SafetensorsDir {
         Ok((&self.files[self.file_of[name]], name))
     }
 
-    /// Returns the type of a tensor. Fails if the tensor is missing, has another shape, or has an unsupported type.
+    /// Returns the type of a tensor on the device. Fails if the tensor is missing, has another shape, or has an
+    /// unsupported type.
     pub fn check(&self, spec: &TensorSpec) -> Result<WeightType, LoadError> {
+        Ok(match self.stored(spec)? {
+            Stored::Plain(dtype) | Stored::Quantised(_, dtype) => dtype,
+        })
+    }
+
+    /// Refuses a part of a quantised matrix whose borders divide a group of elements that share a scale.
+    pub fn check_range(&self, spec: &TensorSpec, range: &ShardRange) -> Result<(), LoadError> {
+        let Stored::Quantised(Checked { layout, codes }, _) = self.stored(spec)? else { return Ok(()) };
+        let divides = |border: usize, group: usize, end: usize| border == end || border.is_multiple_of(group);
+        let Dims { rows, columns, .. } = spec.dims;
+        let refuse = |what: &str, group: usize, border: usize| {
+            let problem = format!(
+                "has groups of {group} {what} that share a scale, and a rank's part begins or ends at {border}"
+            );
+            let file = &self.files[self.file_of[codes]];
+            Err(LoadError::Tensor { path: file.path.clone(), name: codes.into(), problem })
+        };
+        for border in [range.columns.start, range.columns.end] {
+            if !divides(border, layout.column_group(), columns) {
+                return refuse("inputs", layout.column_group(), border);
+            }
+        }
+        for border in range.rows.iter().flat_map(|rows| [rows.start, rows.end]) {
+            if !divides(border, layout.row_group(), rows) {
+                return refuse("outputs", layout.row_group(), border);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the stored form of a tensor. Fails as [`Self::check`] does.
+    pub(super) fn stored(&self, spec: &TensorSpec) -> Result<Stored<'_>, LoadError> {
+        if let Some(quantised) = self.quantised(spec)? {
+            return Ok(quantised);
+        }
         let (file, name) = self.find(spec)?;
         let info = &file.header.tensors[name];
         let fault =
@@ -102,11 +164,49 @@ impl SafetensorsDir {
             return Err(fault(format!("has shape {found:?}, but config.json asks for {expected:?}")));
         }
         match info.dtype {
-            Dtype::F32 => Ok(WeightType::F32),
-            Dtype::F16 => Ok(WeightType::F16),
-            Dtype::BF16 => Ok(WeightType::Bf16),
+            Dtype::F32 => Ok(Stored::Plain(WeightType::F32)),
+            Dtype::F16 => Ok(Stored::Plain(WeightType::F16)),
+            Dtype::BF16 => Ok(Stored::Plain(WeightType::Bf16)),
             other => Err(fault(format!("is of type {other}; supported: F32, F16, BF16"))),
         }
+    }
+
+    /// Returns the stored form of a quantised matrix; `None` if the tensor is plain. The tensors decide which it is, and
+    /// the config must agree.
+    fn quantised(&self, spec: &TensorSpec) -> Result<Option<Stored<'_>>, LoadError> {
+        let (Some(quantisation), Some(module)) = (&self.quantisation, spec.name.strip_suffix(WEIGHT)) else {
+            return Ok(None);
+        };
+        let Dims { matrices: 1, rows, columns, transposed: false, .. } = spec.dims else { return Ok(None) };
+        let marks = |mark: &&str| self.name_in_files(&format!("{module}.{mark}"));
+        let Some(mark) = quantised::MARKS.iter().find_map(marks) else { return Ok(None) };
+        let fault = |problem: String| {
+            let path = self.files[self.file_of[mark]].path.clone();
+            LoadError::Tensor { path, name: mark.into(), problem }
+        };
+        // Names in the config are those of the files.
+        let in_files = mark.find(module.strip_prefix("model.").unwrap_or(module)).map_or(0, |at| at);
+        let in_files = &mark[..in_files + module.strip_prefix("model.").unwrap_or(module).len()];
+        let scheme = quantisation.scheme_of(in_files).ok_or_else(|| {
+            fault(format!("is of a quantised matrix, but quantization_config excludes {module}"))
+        })?;
+        let find = Box::new(|name: &str| self.raw(name));
+        let parts = Parts { module: in_files, dir: &self.dir, rows, columns, find };
+        Ok(Some(Stored::Quantised(quantised::check(scheme, &parts)?, quantisation.dtype)))
+    }
+
+    /// Returns a tensor in its stored type.
+    fn raw(&self, name: &str) -> Option<RawTensor<'_>> {
+        let name = self.name_in_files(name)?;
+        let file = &self.files[self.file_of[name]];
+        let info = &file.header.tensors[name];
+        Some(RawTensor {
+            name,
+            path: &file.path,
+            dtype: info.dtype,
+            shape: &info.shape,
+            bytes: &file.map[file.extent(name)],
+        })
     }
 
     /// Returns the error that a tensor cannot be fused with another because their types differ.
@@ -126,9 +226,17 @@ impl SafetensorsDir {
         Ok(window.view(&file.map[file.extent(name)], dtype))
     }
 
-    /// Returns the range of the file's bytes from a window's first element to its last.
+    /// Returns the range of the file's bytes from a window's first element to its last. For a quantised matrix, these
+    /// are the bytes of its codes.
     pub fn extent(&self, spec: &TensorSpec, window: &Window) -> Result<Extent, LoadError> {
-        let size = self.check(spec)?.bytes();
+        let size = match self.stored(spec)? {
+            Stored::Plain(dtype) => dtype.bytes(),
+            Stored::Quantised(Checked { layout, codes }, _) => {
+                let file = &self.files[self.file_of[codes]];
+                let (start, bytes) = (file.extent(codes).start, layout.extent(window.rows.clone()));
+                return Ok(Extent { map: file.map.clone(), bytes: start + bytes.start..start + bytes.end });
+            }
+        };
         let (file, name) = self.find(spec)?;
         let (start, elements) = (file.extent(name).start, window.extent());
         Ok(Extent {
@@ -141,6 +249,13 @@ impl SafetensorsDir {
     pub fn mark_used(&mut self, name: &str) {
         if let Some(name) = self.name_in_files(name).map(str::to_owned) {
             self.unused.remove(&name);
+        }
+        if let (Some(_), Some(module)) = (&self.quantisation, name.strip_suffix(WEIGHT)) {
+            for suffix in quantised::SUFFIXES {
+                if let Some(name) = self.name_in_files(&format!("{module}.{suffix}")).map(str::to_owned) {
+                    self.unused.remove(&name);
+                }
+            }
         }
     }
 

@@ -1,0 +1,105 @@
+//! Floats of type e2m1, two per byte, the even element in the low bits: MXFP4, with a power of two per 32 elements, and
+//! NVFP4, with an e4m3 scale per 16 elements and one f32 scale for all.
+
+use std::ops::Range;
+
+use safetensors::tensor::Dtype;
+
+use super::{Checked, E2M1, Element, Groups, Layout, Offsets, Parts, Quantised, RawTensor};
+use crate::{LoadError, config::quantisation::Nvfp4};
+
+pub(super) struct Fp4<'a> {
+    weight: RawTensor<'a>,
+    scale: RawTensor<'a>,
+    kind: Kind,
+    columns: usize,
+}
+
+enum Kind {
+    /// Scales are exponents with bias 127.
+    Mx,
+    /// Scales are multiplied by this factor.
+    NvTimes(f32),
+    /// Scales are divided by this number.
+    NvOver(f32),
+}
+
+impl<'a> Fp4<'a> {
+    pub fn check_mx(parts: &Parts<'a>) -> Result<Checked<'a>, LoadError> {
+        Self::check(parts, "weight_packed", Dtype::U8, 32, Kind::Mx)
+    }
+
+    pub fn check_nv(parts: &Parts<'a>, maker: Nvfp4) -> Result<Checked<'a>, LoadError> {
+        let shapes: &[&[usize]] = &[&[1], &[]];
+        let all = |name| Ok::<_, LoadError>(parts.need(name, &[Dtype::F32], shapes)?.float(0));
+        match maker {
+            Nvfp4::CompressedTensors => {
+                let kind = Kind::NvOver(all("weight_global_scale")?);
+                Self::check(parts, "weight_packed", Dtype::F8_E4M3, 16, kind)
+            }
+            Nvfp4::ModelOpt => {
+                let kind = Kind::NvTimes(all("weight_scale_2")?);
+                Self::check(parts, "weight", Dtype::F8_E4M3, 16, kind)
+            }
+        }
+    }
+
+    fn check(
+        parts: &Parts<'a>,
+        codes: &str,
+        scale: Dtype,
+        size: usize,
+        kind: Kind,
+    ) -> Result<Checked<'a>, LoadError> {
+        let Parts { rows, columns, .. } = *parts;
+        if !columns.is_multiple_of(size) {
+            let path = parts.dir.into();
+            let problem = format!("has {columns} inputs, which are not a multiple of a group of {size}");
+            return Err(LoadError::Tensor { path, name: format!("{}.{codes}", parts.module), problem });
+        }
+        let weight = parts.need(codes, &[Dtype::U8], &[&[rows, columns / 2]])?;
+        let scale = parts.need("weight_scale", &[scale], &[&[rows, columns / size]])?;
+        Ok(Checked { layout: Box::new(Self { weight, scale, kind, columns }), codes: weight.name })
+    }
+
+    fn group(&self) -> usize {
+        if matches!(self.kind, Kind::Mx) { 32 } else { 16 }
+    }
+}
+
+/// Returns two to the power of a biased exponent; 255 is NaN.
+pub(super) fn e8m0(exponent: u8) -> f32 {
+    match exponent {
+        0 => f32::from_bits(0x0040_0000),
+        255 => f32::NAN,
+        exponent => f32::from_bits(u32::from(exponent) << 23),
+    }
+}
+
+impl Layout for Fp4<'_> {
+    fn read(&self, rows: Range<usize>, columns: Range<usize>) -> Quantised {
+        let (groups, indices) = Groups::runs(&columns, self.group());
+        let per_row = self.columns / self.group();
+        let scale = |index: usize| match self.kind {
+            Kind::Mx => e8m0(self.scale.bytes[index]),
+            Kind::NvTimes(factor) => self.scale.float(index) * factor,
+            Kind::NvOver(divisor) => self.scale.float(index) / divisor,
+        };
+        let scales =
+            rows.clone().flat_map(|row| indices.clone().map(move |group| scale(row * per_row + group)));
+        let scales = scales.collect();
+        let code = |row: usize, column: usize| {
+            self.weight.bytes[(row * self.columns + column) / 2] >> (4 * (column % 2)) & 15
+        };
+        let codes = rows.flat_map(|row| columns.clone().map(move |column| code(row, column))).collect();
+        Quantised { element: Element::Table(E2M1), codes, groups, scales, offsets: Offsets::None }
+    }
+
+    fn column_group(&self) -> usize {
+        self.group()
+    }
+
+    fn extent(&self, rows: Range<usize>) -> Range<usize> {
+        rows.start * self.columns / 2..rows.end * self.columns / 2
+    }
+}

@@ -1,0 +1,55 @@
+//! compressed-tensors' `int-quantized`: one byte per element.
+
+use std::ops::Range;
+
+use safetensors::tensor::Dtype;
+
+use super::{
+    Checked, Element, Layout, Offsets, Parts, Quantised, RawTensor,
+    float8::{ScaleGrid, window},
+};
+use crate::{LoadError, config::quantisation::Scales};
+
+pub(super) struct Int8<'a> {
+    weight: RawTensor<'a>,
+    scales: ScaleGrid<'a>,
+    /// Zero points, as the scales are arranged.
+    zeros: Option<RawTensor<'a>>,
+    columns: usize,
+}
+
+impl<'a> Int8<'a> {
+    pub fn check(parts: &Parts<'a>, scales: Scales, symmetric: bool) -> Result<Checked<'a>, LoadError> {
+        let weight = parts.need("weight", &[Dtype::I8], &[&[parts.rows, parts.columns]])?;
+        let grid = ScaleGrid::check(parts, "weight_scale", scales)?;
+        let zeros = match symmetric {
+            true => None,
+            false => Some(parts.need("weight_zero_point", &[Dtype::I8], &[grid.shape()])?),
+        };
+        let layout = Box::new(Self { weight, scales: grid, zeros, columns: parts.columns });
+        Ok(Checked { layout, codes: weight.name })
+    }
+}
+
+impl Layout for Int8<'_> {
+    fn read(&self, rows: Range<usize>, columns: Range<usize>) -> Quantised {
+        let (groups, scales) = self.scales.read(&rows, &columns);
+        let codes = window(self.weight.bytes, self.columns, &rows, &columns);
+        let zero = |zeros: &RawTensor<'_>, index: usize| i16::from(zeros.bytes[index] as i8);
+        let offsets = match &self.zeros {
+            None => Offsets::None,
+            Some(zeros) => Offsets::ZeroPoints(
+                self.scales.indices(&rows, &columns).map(|index| zero(zeros, index)).collect(),
+            ),
+        };
+        Quantised { element: Element::Integer, codes, groups, scales, offsets }
+    }
+
+    fn column_group(&self) -> usize {
+        self.scales.column_group()
+    }
+
+    fn extent(&self, rows: Range<usize>) -> Range<usize> {
+        rows.start * self.columns..rows.end * self.columns
+    }
+}

@@ -1,0 +1,123 @@
+//! compressed-tensors' `pack-quantized`: integers in words of 32 bits along the inputs, the first element in the lowest
+//! bits. A stored number is the integer plus half of the range. Zero points are packed along the outputs.
+
+use std::ops::Range;
+
+use safetensors::tensor::Dtype;
+
+use super::{Checked, Element, Groups, Layout, Offsets, Parts, Quantised, RawTensor, float8::ScaleGrid};
+use crate::{LoadError, config::quantisation::Scales};
+
+pub(super) struct Packed<'a> {
+    weight: RawTensor<'a>,
+    scales: ScaleGrid<'a>,
+    zeros: Option<RawTensor<'a>>,
+    /// The group of each column, in files with act order.
+    of_columns: Option<RawTensor<'a>>,
+    bits: usize,
+    /// Words per row.
+    words: usize,
+    columns: usize,
+}
+
+/// Returns the field of `bits` bits with this index in a row of words. `bits` divides 32.
+pub(super) fn field(word: u32, index: usize, bits: usize) -> u8 {
+    (word >> (index * bits % 32) & ((1 << bits) - 1)) as u8
+}
+
+impl<'a> Packed<'a> {
+    pub fn check(
+        parts: &Parts<'a>,
+        bits: usize,
+        scales: Scales,
+        symmetric: bool,
+    ) -> Result<Checked<'a>, LoadError> {
+        let Parts { rows, columns, .. } = *parts;
+        let words = (columns * bits).div_ceil(32);
+        let weight = parts.need("weight_packed", &[Dtype::I32], &[&[rows, words]])?;
+        let shape = parts.need("weight_shape", &[Dtype::I64], &[&[2]])?;
+        let found = [shape.long(0), shape.long(1)];
+        if found != [rows, columns].map(|n| n as i64) {
+            return Err(
+                shape.fault(format!("says {found:?}, but config.json asks for {:?}", [rows, columns]))
+            );
+        }
+        let scales = ScaleGrid::check(parts, "weight_scale", scales)?;
+        let groups = columns.div_ceil(scales.block[1]);
+        let zeros = match (symmetric, scales.block[0]) {
+            (true, _) => None,
+            (false, 1) => {
+                let packed = (rows * bits).div_ceil(32);
+                Some(parts.need("weight_zero_point", &[Dtype::I32], &[&[packed, groups]])?)
+            }
+            (false, _) => {
+                let problem = "has one zero point for all rows, which is not supported";
+                return Err(weight.fault(problem));
+            }
+        };
+        let of_columns = match parts.get("weight_g_idx") {
+            None => None,
+            Some(_) => {
+                let of_columns = parts.need("weight_g_idx", &[Dtype::I32], &[&[columns]])?;
+                // A list of -1 stands for no list.
+                let is_used = columns > 0 && of_columns.word(0) != u32::MAX;
+                if is_used {
+                    check_groups(&of_columns, groups)?;
+                }
+                is_used.then_some(of_columns)
+            }
+        };
+        let layout = Box::new(Self { weight, scales, zeros, of_columns, bits, words, columns });
+        Ok(Checked { layout, codes: weight.name })
+    }
+}
+
+/// Refuses a list of columns' groups with a group that does not exist.
+pub(super) fn check_groups(of_columns: &RawTensor<'_>, groups: usize) -> Result<(), LoadError> {
+    let count = of_columns.bytes.len() / 4;
+    match (0..count).map(|column| of_columns.word(column)).find(|&group| group as usize >= groups) {
+        None => Ok(()),
+        Some(group) => Err(of_columns.fault(format!("names group {}, but there are {groups}", group as i32))),
+    }
+}
+
+impl Layout for Packed<'_> {
+    fn read(&self, rows: Range<usize>, columns: Range<usize>) -> Quantised {
+        let Self { bits, words, .. } = *self;
+        let half = 1 << (bits - 1);
+        let code = |row: usize, column: usize| {
+            let word = self.weight.word(row * words + column * bits / 32);
+            field(word, column, bits).wrapping_sub(half)
+        };
+        let codes = rows.clone().flat_map(|row| columns.clone().map(move |column| code(row, column)));
+        let codes = codes.collect();
+        // With act order, a row's columns may belong to any group.
+        let grouped = if self.of_columns.is_some() { 0..self.columns } else { columns.clone() };
+        let (mut groups, scales) = self.scales.read(&rows, &grouped);
+        if let Some(of_columns) = &self.of_columns {
+            groups =
+                Groups::listed(columns.map(|column| of_columns.word(column)).collect(), groups.per_row());
+        }
+        let per_row = self.columns.div_ceil(self.scales.block[1]).max(1);
+        let offsets = match &self.zeros {
+            None => Offsets::None,
+            Some(zeros) => {
+                let zero = |index: usize| {
+                    let (row, group) = (index / per_row, index % per_row);
+                    let word = zeros.word(row * bits / 32 * per_row + group);
+                    i16::from(field(word, row, bits)) - i16::from(half)
+                };
+                Offsets::ZeroPoints(self.scales.indices(&rows, &grouped).map(zero).collect())
+            }
+        };
+        Quantised { element: Element::Integer, codes, groups, scales, offsets }
+    }
+
+    fn column_group(&self) -> usize {
+        if self.of_columns.is_some() { 1 } else { self.scales.column_group() }
+    }
+
+    fn extent(&self, rows: Range<usize>) -> Range<usize> {
+        rows.start * self.words * 4..rows.end * self.words * 4
+    }
+}
