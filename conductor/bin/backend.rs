@@ -170,7 +170,7 @@ pub fn options(
                 names if names.is_empty() => vec![checkpoint.name.clone()],
                 names => names.into_iter().map(str::to_owned).collect(),
             },
-            has_tokenizer: checkpoint.dir.join(checkpoint::CheckpointFile::Tokenizer.name()).is_file(),
+            has_tokenizer: checkpoint.has_tokenizer(),
         },
         listener,
         connections: started.live.connections.clone().into(),

@@ -223,7 +223,7 @@ fn options() -> fs::OpenOptions {
 
 /// The names, sizes and times of change of a checkpoint's files. Equal values stand for equal contents.
 pub fn files_of(directory: &Path) -> Value {
-    let Ok(entries) = fs::read_dir(directory) else { return Value::Null };
+    let Ok(entries) = fs::read_dir(directory) else { return executable(directory) };
     let mut files = serde_json::Map::new();
     for entry in entries.flatten() {
         // Files of the hub's cache are links to their contents.

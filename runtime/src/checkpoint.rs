@@ -1,6 +1,7 @@
 //! Sources of a checkpoint's files: a directory, a model hub, or the model shipped in this binary.
 
 pub mod contents;
+mod gguf;
 mod hub;
 mod shipped;
 
@@ -12,6 +13,7 @@ use std::{
     str::FromStr,
 };
 
+pub use gguf::files as gguf_files;
 pub use hub::{HubId, HubOptions};
 
 use crate::{Error, ErrorKind, progress::LoadDisplay};
@@ -23,6 +25,8 @@ pub enum ModelSource {
     Shipped,
     /// A directory that exists.
     Directory(PathBuf),
+    /// A GGUF file that exists.
+    Gguf(PathBuf),
     /// A model on a hub.
     Hub(HubId),
 }
@@ -30,27 +34,28 @@ pub enum ModelSource {
 impl ModelSource {
     /// True if the files are on this machine.
     pub fn is_local(&self) -> bool {
-        matches!(self, Self::Shipped | Self::Directory(_))
+        matches!(self, Self::Shipped | Self::Directory(_) | Self::Gguf(_))
     }
 
-    /// Parses a directory or a hub id. An existing directory takes precedence over a hub id, so that `org/name` can be
-    /// a local copy.
+    /// Parses a directory, a GGUF file or a hub id. An existing directory takes precedence over a hub id, so that
+    /// `org/name` can be a local copy.
     pub fn parse(model: Option<&str>) -> Result<Self, Error> {
         let Some(model) = model else { return Ok(Self::Shipped) };
         let path = Path::new(model);
         if path.is_dir() {
             return Ok(Self::Directory(path.to_owned()));
         }
+        if crate::gguf::is_file(path) {
+            return Ok(Self::Gguf(path.to_owned()));
+        }
         if path.exists() {
-            let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-            let known = if name.ends_with(".gguf") { contents::of_names([&*name].into_iter()) } else { None };
-            let known = known.map_or(String::new(), |known| format!(" ({known})"));
-            let message =
-                format!("{model:?} is a file; a directory or a hub id like \"org/name\" is expected{known}");
+            let message = format!(
+                "{model:?} is a file; a directory, a GGUF file or a hub id like \"org/name\" is expected"
+            );
             return Err(Error::invalid("model", message));
         }
         if path.is_absolute() || model.starts_with(['.', '~']) {
-            return Err(Error::invalid("model", format!("there is no directory {model:?}")));
+            return Err(Error::invalid("model", format!("there is no directory or GGUF file {model:?}")));
         }
         HubId::from_str(model).map(Self::Hub).map_err(|reason| {
             let message =
@@ -113,15 +118,18 @@ impl CheckpointFile {
 /// A checkpoint on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checkpoint {
-    /// The directory that holds its files.
+    /// The directory that holds its files, or the GGUF file that holds all of it.
     pub dir: PathBuf,
-    /// The model's name for clients: the hub id, or the directory's name.
+    /// The model's name for clients: the hub id, or the name of the directory or file.
     pub name: String,
 }
 
 impl Checkpoint {
-    /// Opens a checkpoint's directory, which must contain a `config.json`.
+    /// Opens a checkpoint's directory, which must contain a `config.json`, or a GGUF file.
     pub fn open(dir: &Path, name: impl Into<String>) -> Result<Self, Error> {
+        if crate::gguf::is_file(dir) {
+            return Ok(Self { dir: dir.to_owned(), name: name.into() });
+        }
         let config = dir.join(CheckpointFile::Config.name());
         if !config.is_file() {
             let known = contents::of_folder(dir).map_or(String::new(), |known| format!("; {known}"));
@@ -131,8 +139,16 @@ impl Checkpoint {
         Ok(Self { dir: dir.to_owned(), name: name.into() })
     }
 
+    /// True if the checkpoint has a tokenizer. A GGUF file has one, or is refused when its text is read.
+    pub fn has_tokenizer(&self) -> bool {
+        crate::gguf::is_file(&self.dir) || self.dir.join(CheckpointFile::Tokenizer.name()).is_file()
+    }
+
     /// Reads a file. `None` if the checkpoint has no such file.
     pub fn read(&self, file: CheckpointFile) -> Result<Option<Vec<u8>>, Error> {
+        if crate::gguf::is_file(&self.dir) {
+            return gguf::read(&self.dir, file);
+        }
         let path = self.dir.join(file.name());
         match fs::read(&path) {
             Ok(bytes) => match contents::lfs_pointer(&bytes) {
@@ -179,7 +195,21 @@ async fn bring(
             let dir = fs::canonicalize(dir)
                 .map_err(|e| Error::invalid("model", format!("cannot open {}: {e}", dir.display())))?;
             let name = dir.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy());
-            Checkpoint::open(&dir, name)
+            match gguf::only_file(&dir) {
+                Some(file) if !dir.join(CheckpointFile::Config.name()).exists() => {
+                    Checkpoint::open(&file, name)
+                }
+                _ => Checkpoint::open(&dir, name),
+            }
+        }
+        ModelSource::Gguf(file) => {
+            let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty());
+            let parent = fs::canonicalize(parent.unwrap_or(Path::new(".")))
+                .map_err(|e| Error::invalid("model", format!("cannot open {}: {e}", file.display())))?;
+            // The file's own name stays, because a link in a hub's cache leads to a file of another name.
+            let file = parent.join(file.file_name().unwrap_or_default());
+            let name = file.file_stem().map_or_else(|| "model".into(), |name| name.to_string_lossy());
+            Checkpoint::open(&file, name)
         }
         ModelSource::Hub(id) => {
             check_cache()?;

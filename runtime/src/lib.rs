@@ -9,6 +9,7 @@ pub mod descriptors;
 mod error;
 pub mod exit;
 pub mod freed_memory;
+pub mod gguf;
 pub mod grpc_health;
 pub mod health;
 pub mod listen;

@@ -74,14 +74,37 @@ fn a_cache_below_the_temporary_directory_is_this_users_alone() {
 #[test]
 fn a_folder_without_a_config_says_what_it_holds() {
     let dir = tempfile::tempdir().unwrap();
-    fs::write(dir.path().join("model.Q4_K_M.gguf"), "GGUF").unwrap();
+    for name in ["model.Q4_K_M.gguf", "model.Q8_0.gguf"] {
+        fs::write(dir.path().join(name), "GGUF").unwrap();
+    }
     let error = Checkpoint::open(dir.path(), "x").unwrap_err();
     assert!(
-        error.message().contains("no config.json") && error.message().contains("GGUF is not read"),
+        error.message().contains("no config.json") && error.message().contains("several GGUF files"),
         "{error}"
     );
-    let file = ModelSource::parse(dir.path().join("model.Q4_K_M.gguf").to_str()).unwrap_err();
-    assert!(file.message().contains("is a file") && file.message().contains("GGUF is not read"), "{file}");
+    let file = dir.path().join("model.Q8_0.gguf");
+    assert_eq!(ModelSource::parse(file.to_str()).unwrap(), ModelSource::Gguf(file.clone()));
+    let error = Checkpoint::open(&file, "x").unwrap().read(CheckpointFile::Config).unwrap_err();
+    assert!(error.message().contains("Q8_0.gguf") && error.message().contains("truncated"), "{error}");
+}
+
+#[test]
+fn a_folder_with_one_gguf_file_or_one_split_file_has_that_file() {
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(gguf::only_file(dir.path()), None);
+    let first = dir.path().join("m-00001-of-00002.gguf");
+    let second = dir.path().join("m-00002-of-00002.gguf");
+    fs::write(&first, "").unwrap();
+    fs::write(&second, "").unwrap();
+    assert_eq!(gguf::only_file(dir.path()), Some(first.clone()));
+    assert_eq!(
+        [gguf_files(&first), gguf_files(&second)],
+        [vec![first.clone(), second.clone()], vec![first, second]]
+    );
+    fs::write(dir.path().join("other.gguf"), "").unwrap();
+    assert_eq!(gguf::only_file(dir.path()), None);
+    let alone = dir.path().join("other.gguf");
+    assert_eq!(gguf_files(&alone), [alone]);
 }
 
 #[test]

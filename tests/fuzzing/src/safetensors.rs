@@ -25,6 +25,26 @@ fn with_length(header: &[u8]) -> Vec<u8> {
     file
 }
 
+/// Runs one input of quantised weights: the shape of the matrices, a `config.json`, and a file's header and data.
+pub fn quantised(data: &[u8]) {
+    let directory = Directory::shared();
+    let mut input = Input(data);
+    let shape = [usize::from(input.byte()), usize::from(input.byte())];
+    directory.write("config.json", input.piece());
+    let header = input.piece();
+    let length = (header.len() as u64).to_le_bytes();
+    directory.write("model.safetensors", &[&length, header, input.0].concat());
+    tutti_models::fuzzing::quantised(directory.dir(), &shape);
+    directory.clear();
+}
+
+/// Runs one input that is a GGUF file.
+pub fn gguf(data: &[u8]) {
+    let directory = Directory::shared();
+    tutti_models::fuzzing::gguf_file(&directory.write("model.gguf", data));
+    directory.clear();
+}
+
 fn directory(data: &[u8]) {
     let directory = Directory::shared();
     let mut input = Input(data);

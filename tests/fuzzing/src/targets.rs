@@ -13,11 +13,13 @@ pub struct Target {
     run: fn(&[u8]),
 }
 
-const TARGETS: [Target; 9] = [
+const TARGETS: [Target; 11] = [
     Target { name: "http", run: http },
     Target { name: "grpc", run: grpc },
     Target { name: "cluster", run: cluster::run },
     Target { name: "safetensors", run: safetensors::run },
+    Target { name: "quantised", run: safetensors::quantised },
+    Target { name: "gguf", run: safetensors::gguf },
     Target { name: "config", run: config::run },
     Target { name: "template", run: template },
     Target { name: "stop", run: stop },

@@ -111,6 +111,16 @@ fn files_of_safetensors() {
 }
 
 #[test]
+fn quantised_weights() {
+    run_all("quantised");
+}
+
+#[test]
+fn files_of_gguf() {
+    run_all("gguf");
+}
+
+#[test]
 fn configs_settings_and_topologies() {
     run_all("config");
 }

@@ -18,7 +18,10 @@ use std::{
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use tutti_kernels::WeightType;
-use tutti_runtime::checkpoint::contents;
+use tutti_runtime::{
+    checkpoint::{Checkpoint, CheckpointFile, contents},
+    gguf,
+};
 
 #[cfg(test)]
 use self::keys::Rule;
@@ -46,9 +49,26 @@ pub(crate) struct Names {
 impl ConfigFile {
     /// Reads `dir/config.json`. Refuses weights in a form that this build does not read.
     pub fn read(dir: &Path) -> Result<Self, LoadError> {
-        let file = Self::open(dir.join("config.json"))?;
+        let file = Self::of_checkpoint(dir, CheckpointFile::Config)?;
         file.quantisation()?;
         Ok(file)
+    }
+
+    /// Reads a file of the checkpoint in `dir`. If `dir` is a GGUF file, its metadata are read.
+    fn of_checkpoint(dir: &Path, file: CheckpointFile) -> Result<Self, LoadError> {
+        if !gguf::is_file(dir) {
+            return Self::open(dir.join(file.name()));
+        }
+        let refuse = |problem: &str| LoadError::Weights { path: dir.into(), problem: problem.into() };
+        let bytes = Checkpoint::open(dir, "").and_then(|checkpoint| checkpoint.read(file));
+        let bytes = bytes.map_err(|error| {
+            let prefix = format!("{}: ", dir.display());
+            refuse(error.message().strip_prefix(&prefix).unwrap_or(error.message()))
+        })?;
+        match serde_json::from_slice(&bytes.unwrap_or_default()) {
+            Ok(Value::Object(object)) => Ok(Self::of(dir.into(), object)),
+            _ => Err(refuse("has metadata that are no config")),
+        }
     }
 
     /// Reads how the weights are quantised; `None` if they are not.
@@ -141,7 +161,7 @@ pub(crate) fn eos_token_ids(
     from_config: Option<TokenIds>,
     vocab_size: usize,
 ) -> Result<Vec<u32>, LoadError> {
-    let generation = match ConfigFile::open(dir.join("generation_config.json")) {
+    let generation = match ConfigFile::of_checkpoint(dir, CheckpointFile::GenerationConfig) {
         Ok(file) => file.keys().get(&ranges::EOS_TOKEN_ID)?,
         Err(LoadError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(error),

@@ -13,6 +13,8 @@ use tutti_kernels::{
     Device, DeviceError, ExpertBuffers, Linear, MixExperts, Norm, Routing, WeightType, collective::GroupRank,
 };
 
+use tutti_runtime::gguf;
+
 use crate::{
     DecoderDevice, LoadError, LoadFormat, LoadOptions,
     config::{
@@ -112,7 +114,9 @@ impl ExpertLayout {
     /// Returns the layout of the experts in the checkpoint in `dir`. `module` is the name of an MLP with experts in
     /// this checkpoint. Dummy weights have three tensors per expert.
     pub fn of(dir: &Path, options: &LoadOptions, module: &str) -> Result<Self, LoadError> {
+        // A GGUF file stacks experts, and gives each as a tensor of its own.
         let stacked = options.load_format == LoadFormat::Auto
+            && !gguf::is_file(dir)
             && SafetensorsDir::open(dir)?.has(&format!("{module}.experts.gate_up_proj"));
         Ok(if stacked { Self::Stacked } else { Self::Each })
     }

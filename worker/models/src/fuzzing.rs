@@ -6,7 +6,7 @@ use tutti_kernels::collective::GroupRank;
 use tutti_settings::SimSettings;
 use tutti_transfer::UnitKind;
 
-pub use crate::weights::fuzzing::{safetensors_header, safetensors_index};
+pub use crate::weights::fuzzing::{gguf_file, quantised, safetensors_header, safetensors_index};
 use crate::{
     PageLayout, PlaneLayout, PlaneStorage, Section, SimOptions,
     config::ConfigFile,

@@ -4,6 +4,7 @@ mod convert;
 mod dummy;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+mod gguf;
 mod header;
 mod loader;
 mod quantised;
@@ -13,6 +14,7 @@ mod shard;
 mod unused;
 
 pub(crate) use dummy::Dummy;
+pub(crate) use gguf::GgufFile;
 pub(crate) use loader::{Loader, Progress, Source};
 pub(crate) use safetensors::SafetensorsDir;
 pub(crate) use shard::{Cut, Section, ShardRange, Window};

@@ -66,7 +66,9 @@ fn agrees_within(model: &str, own: f64, bf16_bound: f64) {
 fn agrees_on(isa: Option<Isa>, goldens: &SafeTensors<'_>, dir: &Path, [own, bf16_bound]: [f64; 2]) {
     let name = dir.file_name().and_then(OsStr::to_str).unwrap();
     let on = isa.map_or("a GPU".to_owned(), |isa| isa.to_string());
-    let exact = !fs::read_to_string(dir.join("config.json")).unwrap().contains("bfloat16");
+    // GGUF files, which have no config.json, hold the weights of f32 here.
+    let config = fs::read_to_string(dir.join("config.json")).unwrap_or_default();
+    let exact = !config.contains("bfloat16");
     let (bound_of_f32, mut model) = (bound(name), load(dir, isa));
     let (mut worst, mut sum, mut count) = (0.0f64, 0.0, 0);
     for length in LENGTHS {
@@ -96,6 +98,43 @@ fn agrees_on(isa: Option<Isa>, goldens: &SafeTensors<'_>, dir: &Path, [own, bf16
         let bound = if isa.is_none() { 2.0 * own } else { bf16_bound };
         assert!(mean < bound, "mean deviation on {on} {mean}, Hugging Face's own is {own}");
     }
+}
+
+/// Golden models in each layout of quantised weights, which tests/formats/generate made. The reference is what
+/// transformers computes with the dequantised weights.
+#[test]
+fn quantised_checkpoints() {
+    let Some(root) = std::env::var_os("QUANTISED_FORMATS").map(PathBuf::from) else {
+        eprintln!("skipped: QUANTISED_FORMATS is not set");
+        return;
+    };
+    let mut models = 0;
+    for entry in fs::read_dir(root.join("goldens")).unwrap() {
+        let dir = entry.unwrap().path();
+        eprintln!("{}", dir.display());
+        let bytes = fs::read(dir.join("goldens.safetensors")).unwrap();
+        agrees_on(Some(Isa::detect()), &SafeTensors::deserialize(&bytes).unwrap(), &dir, [0.0; 2]);
+        models += 1;
+    }
+    assert!(models >= 60, "{models} models");
+}
+
+/// Golden models in GGUF files, which tests/formats/generate made.
+#[test]
+fn gguf_files() {
+    let Some(root) = std::env::var_os("QUANTISED_FORMATS").map(PathBuf::from) else {
+        eprintln!("skipped: QUANTISED_FORMATS is not set");
+        return;
+    };
+    let mut models = 0;
+    for entry in fs::read_dir(root.join("goldens-gguf")).unwrap() {
+        let dir = entry.unwrap().path();
+        let bytes = fs::read(dir.join("goldens.safetensors")).unwrap();
+        let goldens = SafeTensors::deserialize(&bytes).unwrap();
+        agrees_on(Some(Isa::detect()), &goldens, &dir.join("model.gguf"), [0.0; 2]);
+        models += 1;
+    }
+    assert!(models >= 20, "{models} models");
 }
 
 #[test]

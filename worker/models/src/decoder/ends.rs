@@ -53,7 +53,7 @@ impl EndSpecs {
         let is_head = |files: &SafetensorsDir| shape.tied && !files.has(&named) && files.has(LM_HEAD);
         let embedding = match source {
             Source::Files(files) if is_head(files) => LM_HEAD.to_owned(),
-            Source::Files(_) | Source::Dummy(_) => named,
+            Source::Files(_) | Source::Gguf(_) | Source::Dummy(_) => named,
         };
         Self::named(shape, embedding, shape.tied)
     }

@@ -1,11 +1,28 @@
 //! Entry points of the fuzzers of headers and indices of safetensors files.
 
-use std::path::Path;
+use std::{
+    path::Path,
+    sync::{LazyLock, Mutex, PoisonError},
+};
 
 use safetensors::SafeTensors;
-use tutti_kernels::collective::GroupRank;
+use tutti_kernels::{
+    WeightType,
+    collective::GroupRank,
+    cpu::{CpuDevice, Isa},
+};
+use tutti_runtime::{
+    checkpoint::{Checkpoint, CheckpointFile},
+    gguf,
+};
 
-use super::{Role, SafetensorsDir, TensorSpec, header::Header, safetensors::indexed_paths};
+use super::{
+    GgufFile, Role, SafetensorsDir, TensorSpec,
+    header::Header,
+    quantised::{Checked, MARKS},
+    safetensors::{Stored, indexed_paths},
+};
+use crate::config::ConfigFile;
 
 /// Parses the header of a file. Checks that `Header` accepts every header that the safetensors crate accepts, with
 /// the same contents. Also checks that every tensor lies within the file.
@@ -63,6 +80,63 @@ pub fn safetensors_index(dir: &Path, index: &Path, shape: &[usize; 2]) {
             files
                 .release(&spec, &spec.shard_range(GroupRank::ALONE).all_windows().next().expect("one"))
                 .expect("mapped");
+        }
+    }
+}
+
+/// Opens a directory with a `config.json` and a safetensors file, and dequantises its matrices of `shape`.
+pub fn quantised(dir: &Path, shape: &[usize; 2]) {
+    let (Ok(config), Ok(files)) = (ConfigFile::read(dir), SafetensorsDir::open(dir)) else { return };
+    let Ok(quantisation) = config.quantisation() else { return };
+    let names: Vec<String> = files.unused().map(str::to_owned).collect();
+    let files = files.with_quantisation(quantisation);
+    let [rows, columns] = *shape;
+    let module = |name: &String| {
+        let marks = MARKS.iter().copied().chain(["weight"]);
+        marks.filter_map(|mark| name.strip_suffix(mark)?.strip_suffix('.').map(str::to_owned)).next()
+    };
+    for module in names.iter().filter_map(module) {
+        let spec = TensorSpec::matrix(format!("{module}.weight"), Role::Projection, rows, columns);
+        let Ok(Stored::Quantised(Checked { layout, .. }, dtype)) = files.stored(&spec) else { continue };
+        for (rows, columns) in [(0..rows, 0..columns), (rows / 2..rows, columns / 3..columns)] {
+            let window = layout.read(rows.clone(), columns.clone());
+            let mut out = vec![0; rows.len() * columns.len() * dtype.bytes()];
+            window.dequantise(dtype, &mut out);
+        }
+        for window in spec.shard_range(GroupRank::ALONE).all_windows() {
+            let extent = files.extent(&spec, &window).expect("a tensor that was checked");
+            assert!(extent.bytes.end <= extent.map.len());
+        }
+    }
+}
+
+/// Reads a GGUF file: its metadata as text files, and its tensors.
+pub fn gguf_file(path: &Path) {
+    static DEVICE: LazyLock<Mutex<CpuDevice>> =
+        LazyLock::new(|| Mutex::new(CpuDevice::new(1, Isa::detect()).expect("a thread")));
+    if let Ok(checkpoint) = Checkpoint::open(path, "") {
+        for file in CheckpointFile::ALL {
+            if let Ok(Some(bytes)) = checkpoint.read(file) {
+                serde_json::from_slice::<serde_json::Value>(&bytes).expect("JSON");
+            }
+        }
+    }
+    let (Ok(header), Ok(file)) = (gguf::Header::open(path), GgufFile::open(path)) else { return };
+    let mut device = DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
+    for (name, info) in &header.tensors {
+        let [rows, columns] = info.shape[..] else { continue };
+        let Some(layer) = name.strip_prefix("blk.").and_then(|name| name.strip_suffix(".ffn_up.weight"))
+        else {
+            continue;
+        };
+        let name = format!("model.layers.{layer}.mlp.up_proj.weight");
+        let spec = TensorSpec::matrix(name, Role::Projection, rows, columns);
+        for window in spec.shard_range(GroupRank::ALONE).all_windows() {
+            let bytes =
+                file.read(&mut *device, &spec, &window, WeightType::F32).expect("a tensor of this shape");
+            assert_eq!(bytes.len(), 4 * rows * columns);
+            let extent = file.extent(&spec, &window).expect("a tensor of this shape");
+            assert!(extent.bytes.end <= extent.map.len());
         }
     }
 }

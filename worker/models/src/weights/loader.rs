@@ -3,9 +3,10 @@
 use std::{borrow::Cow, collections::VecDeque, path::Path};
 
 use tutti_kernels::{Device, DeviceError, HostMatrix, Quantize, WeightType, collective::GroupRank};
+use tutti_runtime::gguf;
 
 use super::{
-    Dummy, Precision, SafetensorsDir, ShardRange, TensorSpec, Window,
+    Dummy, GgufFile, Precision, SafetensorsDir, ShardRange, TensorSpec, Window,
     convert::{self, widen},
     quantised::Checked,
     read_ahead::ReadAhead,
@@ -29,6 +30,8 @@ pub(crate) type Progress<'a> = &'a mut dyn FnMut(LoadProgress);
 pub(crate) enum Source {
     /// A checkpoint's files.
     Files(SafetensorsDir),
+    /// A GGUF file.
+    Gguf(GgufFile),
     /// Random numbers from a seed.
     Dummy(Dummy),
 }
@@ -37,6 +40,7 @@ impl Source {
     /// Opens the source that the options name. Dummy weights have the type `dtype`.
     pub fn open(dir: &Path, options: &LoadOptions, dtype: WeightType) -> Result<Self, LoadError> {
         Ok(match options.load_format {
+            LoadFormat::Auto if gguf::is_file(dir) => Self::Gguf(GgufFile::open(dir)?),
             LoadFormat::Auto => {
                 let quantisation = ConfigFile::read(dir)?.quantisation()?;
                 Self::Files(SafetensorsDir::open(dir)?.with_quantisation(quantisation))
@@ -49,15 +53,18 @@ impl Source {
     pub fn check(&self, spec: &TensorSpec) -> Result<WeightType, LoadError> {
         match self {
             Self::Files(files) => files.check(spec),
+            Self::Gguf(file) => file.check(spec),
             Self::Dummy(dummy) => Ok(dummy.dtype(spec)),
         }
     }
 
-    /// Returns the stored type of a tensor of which a rank loads `range`. Fails as [`Self::check`] does, or if the range
-    /// cannot be read.
+    /// Returns the stored type of a tensor of which a rank loads `range`. Fails as [`Self::check`] does, or if the
+    /// range cannot be read.
     pub fn check_range(&self, spec: &TensorSpec, range: &ShardRange) -> Result<WeightType, LoadError> {
-        if let Self::Files(files) = self {
-            files.check_range(spec, range)?;
+        match self {
+            Self::Files(files) => files.check_range(spec, range)?,
+            Self::Gguf(file) => file.check_range(spec, range)?,
+            Self::Dummy(_) => {}
         }
         self.check(spec)
     }
@@ -89,6 +96,13 @@ impl<'a> HostWindow<'a> {
     ) -> Result<Self, LoadError> {
         let files = match source {
             Source::Files(files) => files,
+            Source::Gguf(file) => {
+                let held = match spec.precision {
+                    Precision::Type(held) => held,
+                    Precision::Configured | Precision::Stored => file.check(spec)?,
+                };
+                return Ok(Self::owned(file.read(device, spec, window, held)?, held, window));
+            }
             Source::Dummy(dummy) => {
                 return Ok(Self::owned(dummy.bytes(device, spec, window)?, dummy.dtype(spec), window));
             }
@@ -148,12 +162,18 @@ impl<'a, D: Device> Loader<'a, D> {
         for spec in specs {
             let range = spec.shard_range(device.group_rank());
             total += (range.elements() * source.check_range(spec, &range)?.bytes()) as u64;
-            if let Source::Files(files) = &mut source {
-                files.mark_used(&spec.name);
+            match &mut source {
+                Source::Files(files) => files.mark_used(&spec.name),
+                Source::Gguf(file) => file.mark_used(&spec.name),
+                Source::Dummy(_) => {}
             }
-            if let (Source::Files(files), true) = (&source, device.reads_weights()) {
+            if device.reads_weights() {
                 for window in range.all_windows() {
-                    extents.push_back(files.extent(spec, &window)?);
+                    match &source {
+                        Source::Files(files) => extents.push_back(files.extent(spec, &window)?),
+                        Source::Gguf(file) => extents.push_back(file.extent(spec, &window)?),
+                        Source::Dummy(_) => {}
+                    }
                 }
             }
         }
@@ -308,9 +328,12 @@ impl<'a, D: Device> Loader<'a, D> {
 
     /// Warns of the checkpoint's tensors that the model does not use, once per group.
     pub fn report_unused(&self) {
-        if let (Source::Files(files), true) = (&self.source, self.group_rank().is_leader())
-            && let Some(unused) = files.describe_unused(self.group_rank())
-        {
+        let unused = match &self.source {
+            Source::Files(files) => files.describe_unused(self.group_rank()),
+            Source::Gguf(file) => file.describe_unused(),
+            Source::Dummy(_) => None,
+        };
+        if let (Some(unused), true) = (unused, self.group_rank().is_leader()) {
             tracing::warn!("{unused}");
         }
     }
@@ -329,8 +352,10 @@ impl<'a, D: Device> Loader<'a, D> {
     /// Releases these windows and adds their bytes, in the stored type, to the progress.
     fn advance(&mut self, windows: &[(&TensorSpec, Window)]) -> Result<(), LoadError> {
         for (spec, window) in windows {
-            if let Source::Files(files) = &self.source {
-                files.release(spec, window)?;
+            match &self.source {
+                Source::Files(files) => files.release(spec, window)?,
+                Source::Gguf(file) => file.release(spec, window)?,
+                Source::Dummy(_) => {}
             }
             self.state.done += (window.elements() * self.source.check(spec)?.bytes()) as u64;
         }

@@ -8,17 +8,17 @@ mod fp4;
 mod gptq;
 mod groups;
 mod int8;
+mod module;
 mod nf4;
 mod packed;
-mod parts;
 
 use std::ops::Range;
 
 use half::{bf16, f16};
 use tutti_kernels::WeightType;
 
-use self::groups::Groups;
-pub(super) use self::parts::{Parts, RawTensor};
+pub(super) use self::groups::Groups;
+pub(super) use self::module::{ModuleTensors, RawTensor};
 use crate::{LoadError, config::quantisation::Scheme};
 
 /// Suffixes of the tensors by which a module shows that it is quantised, beside a `weight` of another type.
@@ -56,8 +56,8 @@ pub(super) const SUFFIXES: [&str; 22] = [
 const E2M1: [f32; 16] =
     [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
-/// Quantised elements of a window of a matrix. Element `x` of a group with scale `s` stands for `(x - zero) * s`, or for
-/// `x * s - minimum`.
+/// Quantised elements of a window of a matrix. Element `x` of a group with scale `s` stands for `(x - zero) * s`, or
+/// for `x * s - minimum`.
 #[derive(Debug)]
 pub(super) struct Quantised {
     pub element: Element,
@@ -117,7 +117,7 @@ pub(super) struct Checked<'a> {
 }
 
 /// Checks the presence, the types and the shapes of a module's tensors.
-pub(super) fn check<'a>(scheme: Scheme, parts: &Parts<'a>) -> Result<Checked<'a>, LoadError> {
+pub(super) fn check<'a>(scheme: Scheme, parts: &ModuleTensors<'a>) -> Result<Checked<'a>, LoadError> {
     match scheme {
         Scheme::Float8 { scale, scales } => float8::Float8::check(parts, scale, scales),
         Scheme::Int8 { scales, symmetric } => int8::Int8::check(parts, scales, symmetric),
@@ -175,3 +175,6 @@ impl Element {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -16,7 +16,7 @@ use tutti_runtime::checkpoint::contents;
 use super::{
     Dims, ShardRange, TensorSpec, Window,
     header::Header,
-    quantised::{self, Checked, Parts, RawTensor},
+    quantised::{self, Checked, ModuleTensors, RawTensor},
     read_ahead::Extent,
     unused,
 };
@@ -171,8 +171,8 @@ impl SafetensorsDir {
         }
     }
 
-    /// Returns the stored form of a quantised matrix; `None` if the tensor is plain. The tensors decide which it is, and
-    /// the config must agree.
+    /// Returns the stored form of a quantised matrix; `None` if the tensor is plain. The tensors decide which it is,
+    /// and the config must agree.
     fn quantised(&self, spec: &TensorSpec) -> Result<Option<Stored<'_>>, LoadError> {
         let (Some(quantisation), Some(module)) = (&self.quantisation, spec.name.strip_suffix(WEIGHT)) else {
             return Ok(None);
@@ -191,7 +191,7 @@ impl SafetensorsDir {
             fault(format!("is of a quantised matrix, but quantization_config excludes {module}"))
         })?;
         let find = Box::new(|name: &str| self.raw(name));
-        let parts = Parts { module: in_files, dir: &self.dir, rows, columns, find };
+        let parts = ModuleTensors { module: in_files, dir: &self.dir, rows, columns, find };
         Ok(Some(Stored::Quantised(quantised::check(scheme, &parts)?, quantisation.dtype)))
     }
 

@@ -315,8 +315,8 @@ fn an_unknown_architecture_is_named_beside_what_is_supported() {
     // Without `architectures`, `model_type` names the family.
     write_config(dir.path(), &config(&json!({"architectures": null})));
     loaded(dir.path(), Auto);
-    write_config(dir.path(), &config(&json!({"quantization_config": {"quant_method": "fp8"}})));
-    refuses(dir.path(), &["quantization_config", "fp8"]);
+    write_config(dir.path(), &config(&json!({"quantization_config": {"quant_method": "hqq"}})));
+    refuses(dir.path(), &["quantization_config.quant_method", "hqq", "compressed-tensors"]);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use safetensors::tensor::Dtype;
 
-use super::{Checked, Element, Groups, Layout, Offsets, Parts, Quantised, RawTensor, packed::field};
+use super::{Checked, Element, Groups, Layout, ModuleTensors, Offsets, Quantised, RawTensor, packed::field};
 use crate::LoadError;
 
 /// The nibble of each of eight outputs.
@@ -21,13 +21,13 @@ pub(super) struct Awq<'a> {
 }
 
 impl<'a> Awq<'a> {
-    pub fn check(parts: &Parts<'a>, group: Option<usize>) -> Result<Checked<'a>, LoadError> {
-        let Parts { rows, columns, .. } = *parts;
+    pub fn check(tensors: &ModuleTensors<'a>, group: Option<usize>) -> Result<Checked<'a>, LoadError> {
+        let ModuleTensors { rows, columns, .. } = *tensors;
         let group = group.unwrap_or(columns).max(1);
         let groups = columns.div_ceil(group);
-        let weight = parts.need("qweight", &[Dtype::I32], &[&[columns, rows.div_ceil(8)]])?;
-        let zeros = parts.need("qzeros", &[Dtype::I32], &[&[groups, rows.div_ceil(8)]])?;
-        let scales = parts.need("scales", &super::float8::FLOATS, &[&[groups, rows]])?;
+        let weight = tensors.need("qweight", &[Dtype::I32], &[&[columns, rows.div_ceil(8)]])?;
+        let zeros = tensors.need("qzeros", &[Dtype::I32], &[&[groups, rows.div_ceil(8)]])?;
+        let scales = tensors.need("scales", &super::float8::FLOATS, &[&[groups, rows]])?;
         let layout = Box::new(Self { weight, zeros, scales, group, rows, columns });
         Ok(Checked { layout, codes: weight.name })
     }

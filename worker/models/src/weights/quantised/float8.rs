@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use safetensors::tensor::Dtype;
 
-use super::{Checked, Element, Groups, Layout, Offsets, Parts, Quantised, RawTensor};
+use super::{Checked, Element, Groups, Layout, ModuleTensors, Offsets, Quantised, RawTensor};
 use crate::{LoadError, config::quantisation::Scales};
 
 /// Types of scales.
@@ -21,8 +21,8 @@ pub(super) struct ScaleGrid<'a> {
 }
 
 impl<'a> ScaleGrid<'a> {
-    pub fn check(parts: &Parts<'a>, name: &str, scales: Scales) -> Result<Self, LoadError> {
-        let Parts { rows, columns, .. } = *parts;
+    pub fn check(tensors: &ModuleTensors<'a>, name: &str, scales: Scales) -> Result<Self, LoadError> {
+        let ModuleTensors { rows, columns, .. } = *tensors;
         let block = match scales {
             Scales::Tensor => [rows, columns],
             Scales::Channel => [1, columns],
@@ -36,7 +36,7 @@ impl<'a> ScaleGrid<'a> {
             Scales::Channel => &[&grid, &grid[..1]],
             Scales::Group(_) | Scales::Block(_) => &[&grid],
         };
-        let scale = parts.need(name, &FLOATS, shapes)?;
+        let scale = tensors.need(name, &FLOATS, shapes)?;
         Ok(Self { scale, block, per_row: grid[1] })
     }
 
@@ -71,10 +71,10 @@ pub(super) struct Float8<'a> {
 }
 
 impl<'a> Float8<'a> {
-    pub fn check(parts: &Parts<'a>, scale: &str, scales: Scales) -> Result<Checked<'a>, LoadError> {
-        let weight = parts.need("weight", &[Dtype::F8_E4M3], &[&[parts.rows, parts.columns]])?;
-        let scales = ScaleGrid::check(parts, scale, scales)?;
-        let layout = Box::new(Self { weight, scales, columns: parts.columns });
+    pub fn check(tensors: &ModuleTensors<'a>, scale: &str, scales: Scales) -> Result<Checked<'a>, LoadError> {
+        let weight = tensors.need("weight", &[Dtype::F8_E4M3], &[&[tensors.rows, tensors.columns]])?;
+        let scales = ScaleGrid::check(tensors, scale, scales)?;
+        let layout = Box::new(Self { weight, scales, columns: tensors.columns });
         Ok(Checked { layout, codes: weight.name })
     }
 }

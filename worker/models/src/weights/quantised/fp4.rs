@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use safetensors::tensor::Dtype;
 
-use super::{Checked, E2M1, Element, Groups, Layout, Offsets, Parts, Quantised, RawTensor};
+use super::{Checked, E2M1, Element, Groups, Layout, ModuleTensors, Offsets, Quantised, RawTensor};
 use crate::{LoadError, config::quantisation::Nvfp4};
 
 pub(super) struct Fp4<'a> {
@@ -25,40 +25,40 @@ enum Kind {
 }
 
 impl<'a> Fp4<'a> {
-    pub fn check_mx(parts: &Parts<'a>) -> Result<Checked<'a>, LoadError> {
-        Self::check(parts, "weight_packed", Dtype::U8, 32, Kind::Mx)
+    pub fn check_mx(tensors: &ModuleTensors<'a>) -> Result<Checked<'a>, LoadError> {
+        Self::check(tensors, "weight_packed", Dtype::U8, 32, Kind::Mx)
     }
 
-    pub fn check_nv(parts: &Parts<'a>, maker: Nvfp4) -> Result<Checked<'a>, LoadError> {
+    pub fn check_nv(tensors: &ModuleTensors<'a>, maker: Nvfp4) -> Result<Checked<'a>, LoadError> {
         let shapes: &[&[usize]] = &[&[1], &[]];
-        let all = |name| Ok::<_, LoadError>(parts.need(name, &[Dtype::F32], shapes)?.float(0));
+        let all = |name| Ok::<_, LoadError>(tensors.need(name, &[Dtype::F32], shapes)?.float(0));
         match maker {
             Nvfp4::CompressedTensors => {
                 let kind = Kind::NvOver(all("weight_global_scale")?);
-                Self::check(parts, "weight_packed", Dtype::F8_E4M3, 16, kind)
+                Self::check(tensors, "weight_packed", Dtype::F8_E4M3, 16, kind)
             }
             Nvfp4::ModelOpt => {
                 let kind = Kind::NvTimes(all("weight_scale_2")?);
-                Self::check(parts, "weight", Dtype::F8_E4M3, 16, kind)
+                Self::check(tensors, "weight", Dtype::F8_E4M3, 16, kind)
             }
         }
     }
 
     fn check(
-        parts: &Parts<'a>,
+        tensors: &ModuleTensors<'a>,
         codes: &str,
         scale: Dtype,
         size: usize,
         kind: Kind,
     ) -> Result<Checked<'a>, LoadError> {
-        let Parts { rows, columns, .. } = *parts;
+        let ModuleTensors { rows, columns, .. } = *tensors;
         if !columns.is_multiple_of(size) {
-            let path = parts.dir.into();
+            let path = tensors.dir.into();
             let problem = format!("has {columns} inputs, which are not a multiple of a group of {size}");
-            return Err(LoadError::Tensor { path, name: format!("{}.{codes}", parts.module), problem });
+            return Err(LoadError::Tensor { path, name: format!("{}.{codes}", tensors.module), problem });
         }
-        let weight = parts.need(codes, &[Dtype::U8], &[&[rows, columns / 2]])?;
-        let scale = parts.need("weight_scale", &[scale], &[&[rows, columns / size]])?;
+        let weight = tensors.need(codes, &[Dtype::U8], &[&[rows, columns / 2]])?;
+        let scale = tensors.need("weight_scale", &[scale], &[&[rows, columns / size]])?;
         Ok(Checked { layout: Box::new(Self { weight, scale, kind, columns }), codes: weight.name })
     }
 

@@ -1,12 +1,12 @@
-//! GPTQ (Frantar et al., arXiv:2210.17323) as AutoGPTQ and GPTQModel write it: transposed, packed along the inputs, with
-//! zero points packed along the outputs. With act order, a list gives the group of each input.
+//! GPTQ (Frantar et al., arXiv:2210.17323) as AutoGPTQ and GPTQModel write it: transposed, packed along the inputs,
+//! with zero points packed along the outputs. With act order, a list gives the group of each input.
 
 use std::ops::Range;
 
 use safetensors::tensor::Dtype;
 
 use super::{
-    Checked, Element, Groups, Layout, Offsets, Parts, Quantised, RawTensor,
+    Checked, Element, Groups, Layout, ModuleTensors, Offsets, Quantised, RawTensor,
     float8::FLOATS,
     packed::{check_groups, field},
 };
@@ -37,18 +37,18 @@ pub(super) struct Gptq<'a> {
 }
 
 impl<'a> Gptq<'a> {
-    pub fn check(parts: &Parts<'a>, form: Form) -> Result<Checked<'a>, LoadError> {
-        let Parts { rows, columns, .. } = *parts;
+    pub fn check(tensors: &ModuleTensors<'a>, form: Form) -> Result<Checked<'a>, LoadError> {
+        let ModuleTensors { rows, columns, .. } = *tensors;
         let Form { bits, .. } = form;
         let group = form.group.unwrap_or(columns).max(1);
         let groups = columns.div_ceil(group);
         let packed = |n: usize| (n * bits).div_ceil(32);
-        let weight = parts.need("qweight", &[Dtype::I32], &[&[packed(columns), rows]])?;
-        let zeros = parts.need("qzeros", &[Dtype::I32], &[&[groups, packed(rows)]])?;
-        let scales = parts.need("scales", &FLOATS, &[&[groups, rows]])?;
-        let listed = match parts.get("g_idx") {
+        let weight = tensors.need("qweight", &[Dtype::I32], &[&[packed(columns), rows]])?;
+        let zeros = tensors.need("qzeros", &[Dtype::I32], &[&[groups, packed(rows)]])?;
+        let scales = tensors.need("scales", &FLOATS, &[&[groups, rows]])?;
+        let listed = match tensors.get("g_idx") {
             None if !form.act_order => None,
-            _ => Some(parts.need("g_idx", &[Dtype::I32], &[&[columns]])?),
+            _ => Some(tensors.need("g_idx", &[Dtype::I32], &[&[columns]])?),
         };
         if let Some(listed) = &listed {
             check_groups(listed, groups)?;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use safetensors::tensor::Dtype;
 
 use super::{
-    Checked, Element, Layout, Offsets, Parts, Quantised, RawTensor,
+    Checked, Element, Layout, ModuleTensors, Offsets, Quantised, RawTensor,
     float8::{ScaleGrid, window},
 };
 use crate::{LoadError, config::quantisation::Scales};
@@ -19,14 +19,18 @@ pub(super) struct Int8<'a> {
 }
 
 impl<'a> Int8<'a> {
-    pub fn check(parts: &Parts<'a>, scales: Scales, symmetric: bool) -> Result<Checked<'a>, LoadError> {
-        let weight = parts.need("weight", &[Dtype::I8], &[&[parts.rows, parts.columns]])?;
-        let grid = ScaleGrid::check(parts, "weight_scale", scales)?;
+    pub fn check(
+        tensors: &ModuleTensors<'a>,
+        scales: Scales,
+        symmetric: bool,
+    ) -> Result<Checked<'a>, LoadError> {
+        let weight = tensors.need("weight", &[Dtype::I8], &[&[tensors.rows, tensors.columns]])?;
+        let grid = ScaleGrid::check(tensors, "weight_scale", scales)?;
         let zeros = match symmetric {
             true => None,
-            false => Some(parts.need("weight_zero_point", &[Dtype::I8], &[grid.shape()])?),
+            false => Some(tensors.need("weight_zero_point", &[Dtype::I8], &[grid.shape()])?),
         };
-        let layout = Box::new(Self { weight, scales: grid, zeros, columns: parts.columns });
+        let layout = Box::new(Self { weight, scales: grid, zeros, columns: tensors.columns });
         Ok(Checked { layout, codes: weight.name })
     }
 }

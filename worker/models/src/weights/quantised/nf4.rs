@@ -1,12 +1,12 @@
-//! NF4 of bitsandbytes (Dettmers et al., arXiv:2305.14314): the flattened matrix in blocks, two codes per byte, the even
-//! element in the high bits, and scales that may be quantised themselves.
+//! NF4 of bitsandbytes (Dettmers et al., arXiv:2305.14314): the flattened matrix in blocks, two codes per byte, the
+//! even element in the high bits, and scales that may be quantised themselves.
 
 use std::ops::Range;
 
 use safetensors::tensor::Dtype;
 use serde::Deserialize;
 
-use super::{Checked, Element, Groups, Layout, Offsets, Parts, Quantised, RawTensor};
+use super::{Checked, Element, Groups, Layout, ModuleTensors, Offsets, Quantised, RawTensor};
 use crate::LoadError;
 
 /// The JSON object that the tensor of the quantisation's state holds.
@@ -36,13 +36,13 @@ struct Nested<'a> {
 }
 
 impl<'a> Nf4<'a> {
-    pub fn check(parts: &Parts<'a>) -> Result<Checked<'a>, LoadError> {
-        let Parts { rows, columns, .. } = *parts;
+    pub fn check(tensors: &ModuleTensors<'a>) -> Result<Checked<'a>, LoadError> {
+        let ModuleTensors { rows, columns, .. } = *tensors;
         let elements = rows * columns;
         let name = "weight.quant_state.bitsandbytes__nf4";
-        let state = parts.get(name);
+        let state = tensors.get(name);
         let length = state.map_or(0, |state| state.bytes.len());
-        let state = parts.need(name, &[Dtype::U8], &[&[length]])?;
+        let state = tensors.need(name, &[Dtype::U8], &[&[length]])?;
         let State { blocksize: block, shape, nested_blocksize, nested_offset } =
             serde_json::from_slice(state.bytes)
                 .map_err(|error| state.fault(format!("is malformed: {error}")))?;
@@ -54,10 +54,10 @@ impl<'a> Nf4<'a> {
         if block == 0 {
             return Err(state.fault("says blocksize 0"));
         }
-        let weight = parts.need("weight", &[Dtype::U8], &[&[elements.div_ceil(2), 1]])?;
+        let weight = tensors.need("weight", &[Dtype::U8], &[&[elements.div_ceil(2), 1]])?;
         let blocks = elements.div_ceil(block);
-        let map = parts.need("weight.quant_map", &[Dtype::F32], &[&[16]])?;
-        let absmax = parts.need("weight.absmax", &[Dtype::U8, Dtype::F32], &[&[blocks]])?;
+        let map = tensors.need("weight.quant_map", &[Dtype::F32], &[&[16]])?;
+        let absmax = tensors.need("weight.absmax", &[Dtype::U8, Dtype::F32], &[&[blocks]])?;
         let nested = match absmax.dtype {
             Dtype::F32 => None,
             _ => {
@@ -66,8 +66,8 @@ impl<'a> Nf4<'a> {
                     return Err(state.fault("says no nested_blocksize and nested_offset"));
                 };
                 let groups = blocks.div_ceil(block);
-                let absmax = parts.need("weight.nested_absmax", &[Dtype::F32], &[&[groups]])?;
-                let values = parts.need("weight.nested_quant_map", &[Dtype::F32], &[&[256]])?;
+                let absmax = tensors.need("weight.nested_absmax", &[Dtype::F32], &[&[groups]])?;
+                let values = tensors.need("weight.nested_quant_map", &[Dtype::F32], &[&[256]])?;
                 Some(Nested { absmax, values, block, offset })
             }
         };

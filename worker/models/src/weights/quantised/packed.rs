@@ -5,7 +5,9 @@ use std::ops::Range;
 
 use safetensors::tensor::Dtype;
 
-use super::{Checked, Element, Groups, Layout, Offsets, Parts, Quantised, RawTensor, float8::ScaleGrid};
+use super::{
+    Checked, Element, Groups, Layout, ModuleTensors, Offsets, Quantised, RawTensor, float8::ScaleGrid,
+};
 use crate::{LoadError, config::quantisation::Scales};
 
 pub(super) struct Packed<'a> {
@@ -27,38 +29,38 @@ pub(super) fn field(word: u32, index: usize, bits: usize) -> u8 {
 
 impl<'a> Packed<'a> {
     pub fn check(
-        parts: &Parts<'a>,
+        tensors: &ModuleTensors<'a>,
         bits: usize,
         scales: Scales,
         symmetric: bool,
     ) -> Result<Checked<'a>, LoadError> {
-        let Parts { rows, columns, .. } = *parts;
+        let ModuleTensors { rows, columns, .. } = *tensors;
         let words = (columns * bits).div_ceil(32);
-        let weight = parts.need("weight_packed", &[Dtype::I32], &[&[rows, words]])?;
-        let shape = parts.need("weight_shape", &[Dtype::I64], &[&[2]])?;
+        let weight = tensors.need("weight_packed", &[Dtype::I32], &[&[rows, words]])?;
+        let shape = tensors.need("weight_shape", &[Dtype::I64], &[&[2]])?;
         let found = [shape.long(0), shape.long(1)];
         if found != [rows, columns].map(|n| n as i64) {
             return Err(
                 shape.fault(format!("says {found:?}, but config.json asks for {:?}", [rows, columns]))
             );
         }
-        let scales = ScaleGrid::check(parts, "weight_scale", scales)?;
+        let scales = ScaleGrid::check(tensors, "weight_scale", scales)?;
         let groups = columns.div_ceil(scales.block[1]);
         let zeros = match (symmetric, scales.block[0]) {
             (true, _) => None,
             (false, 1) => {
                 let packed = (rows * bits).div_ceil(32);
-                Some(parts.need("weight_zero_point", &[Dtype::I32], &[&[packed, groups]])?)
+                Some(tensors.need("weight_zero_point", &[Dtype::I32], &[&[packed, groups]])?)
             }
             (false, _) => {
                 let problem = "has one zero point for all rows, which is not supported";
                 return Err(weight.fault(problem));
             }
         };
-        let of_columns = match parts.get("weight_g_idx") {
+        let of_columns = match tensors.get("weight_g_idx") {
             None => None,
             Some(_) => {
-                let of_columns = parts.need("weight_g_idx", &[Dtype::I32], &[&[columns]])?;
+                let of_columns = tensors.need("weight_g_idx", &[Dtype::I32], &[&[columns]])?;
                 // A list of -1 stands for no list.
                 let is_used = columns > 0 && of_columns.word(0) != u32::MAX;
                 if is_used {

@@ -19,7 +19,7 @@ pub(in crate::weights) struct RawTensor<'a> {
 }
 
 /// The tensors of a module with a matrix of `rows` x `columns`.
-pub(in crate::weights) struct Parts<'a> {
+pub(in crate::weights) struct ModuleTensors<'a> {
     /// Name of the module.
     pub module: &'a str,
     /// Directory of the files.
@@ -30,7 +30,7 @@ pub(in crate::weights) struct Parts<'a> {
     pub find: Box<dyn Fn(&str) -> Option<RawTensor<'a>> + 'a>,
 }
 
-impl<'a> Parts<'a> {
+impl<'a> ModuleTensors<'a> {
     /// Returns the module's tensor with a suffix.
     pub fn get(&self, suffix: &str) -> Option<RawTensor<'a>> {
         (self.find)(&format!("{}.{suffix}", self.module))

@@ -1,0 +1,204 @@
+//! Compares the reading of each layout with the values that tests/formats has recorded. `QUANTISED_FORMATS` names the
+//! directory that tests/formats/generate made. Without this variable, these tests are skipped with a message.
+
+use std::{env, fs, path::Path};
+
+use ::safetensors::SafeTensors;
+use tutti_kernels::{
+    WeightType,
+    cpu::{CpuDevice, Isa},
+};
+
+use super::*;
+use crate::{
+    LoadFormat, LoadOptions, Quantize,
+    weights::{Role, SafetensorsDir, Source, TensorSpec, Window, convert, safetensors::Stored},
+};
+
+fn open(dir: &Path) -> Result<SafetensorsDir, LoadError> {
+    let options = LoadOptions {
+        dir: dir.into(),
+        load_format: LoadFormat::Auto,
+        quantize: Quantize::None,
+        max_step_tokens: 1,
+        page_tokens: 16,
+        expert_parallel: false,
+        nodes: None,
+        seed: 0,
+    };
+    match Source::open(dir, &options, WeightType::F32)? {
+        Source::Files(files) => Ok(files),
+        Source::Gguf(_) | Source::Dummy(_) => unreachable!(),
+    }
+}
+
+/// Reads a window of a matrix.
+fn read(files: &SafetensorsDir, spec: &TensorSpec, window: &Window) -> Vec<u8> {
+    let Stored::Quantised(Checked { layout, .. }, dtype) = files.stored(spec).unwrap() else {
+        panic!("{} is plain", spec.name);
+    };
+    let mut device = CpuDevice::new(2, Isa::detect()).unwrap();
+    convert::dequantise(&mut device, &*layout, window, dtype).unwrap()
+}
+
+fn spec_of(name: &str, shape: &[usize]) -> TensorSpec {
+    TensorSpec::matrix(name, Role::Projection, shape[0], shape[1])
+}
+
+#[test]
+fn every_layout_gives_the_values_of_its_library_to_the_bit() {
+    let Some(root) = env::var_os("QUANTISED_FORMATS") else {
+        eprintln!("skipped: QUANTISED_FORMATS is not set");
+        return;
+    };
+    let mut layouts = 0;
+    for entry in fs::read_dir(Path::new(&root).join("layouts")).unwrap() {
+        let dir = entry.unwrap().path();
+        let files = open(&dir).unwrap();
+        let values = fs::read(dir.join("values.safetensors")).unwrap();
+        for (name, expected) in SafeTensors::deserialize(&values).unwrap().iter() {
+            let spec = spec_of(name, expected.shape());
+            let [rows, columns] = [expected.shape()[0], expected.shape()[1]];
+            let size = expected.data().len() / (rows * columns);
+            let dims = spec.dims;
+            let windows = [
+                (0..rows, 0..columns),
+                (3..rows - 1, 0..columns),
+                (0..rows, columns / 2..columns),
+                (1..2, columns / 4..columns / 2 + 1),
+            ];
+            for (rows, columns) in windows {
+                let window = Window { matrix: 0, rows: rows.clone(), columns: columns.clone(), dims };
+                let found = read(&files, &spec, &window);
+                let cut = |row: usize| {
+                    let first = row * dims.columns;
+                    &expected.data()[(first + columns.start) * size..(first + columns.end) * size]
+                };
+                let expected: Vec<u8> = rows.clone().flat_map(cut).copied().collect();
+                let at = found.iter().zip(&expected).position(|(one, other)| one != other);
+                assert!(
+                    found.len() == expected.len() && at.is_none(),
+                    "{}: {name} {rows:?} {columns:?} differs at byte {at:?}",
+                    dir.display()
+                );
+            }
+        }
+        layouts += 1;
+    }
+    assert!(layouts >= 22, "{layouts} layouts");
+}
+
+/// Copies a layout's files with another header: `change` gets each tensor's name and may rename it or change its shape.
+fn damaged(dir: &Path, change: impl Fn(&str, &mut serde_json::Value) -> Option<String>) -> tempfile::TempDir {
+    let out = tempfile::tempdir().unwrap();
+    fs::copy(dir.join("config.json"), out.path().join("config.json")).unwrap();
+    let file = fs::read(dir.join("model.safetensors")).unwrap();
+    let length = u64::from_le_bytes(*file.first_chunk().unwrap()) as usize;
+    let header: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_slice(&file[8..8 + length]).unwrap();
+    let mut changed = serde_json::Map::new();
+    for (name, mut entry) in header {
+        let name = change(&name, &mut entry).unwrap_or(name);
+        changed.insert(name, entry);
+    }
+    let header = serde_json::to_vec(&changed).unwrap();
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header);
+    bytes.extend(&file[8 + length..]);
+    fs::write(out.path().join("model.safetensors"), bytes).unwrap();
+    out
+}
+
+#[test]
+fn missing_and_wrong_tensors_are_refused_by_name() {
+    let Some(root) = env::var_os("QUANTISED_FORMATS") else {
+        eprintln!("skipped: QUANTISED_FORMATS is not set");
+        return;
+    };
+    // The module of tests/formats with 40 outputs and 96 inputs.
+    const MODULE: &str = "model.layers.1.mlp.up_proj";
+    let spec = spec_of(&format!("{MODULE}.weight"), &[40, 96]);
+    let mut refused = 0;
+    for entry in fs::read_dir(Path::new(&root).join("layouts")).unwrap() {
+        let dir = entry.unwrap().path();
+        let file = fs::read(dir.join("model.safetensors")).unwrap();
+        let tensors = SafeTensors::deserialize(&file).unwrap();
+        let of_module = tensors.names().into_iter().filter(|name| name.starts_with(MODULE));
+        for name in of_module.filter(|name| !name.ends_with("input_scale")) {
+            // Without its other tensors, a `weight` is plain, and of a type that is refused.
+            let renamed =
+                |found: &str, _: &mut serde_json::Value| (found == name).then(|| format!("other.{name}"));
+            let optional = name.ends_with("g_idx");
+            let files = damaged(&dir, renamed);
+            let error = open(files.path()).unwrap().check(&spec).err().map(|error| error.to_string());
+            assert!(
+                error.as_ref().is_some_and(|error| error.contains(MODULE)) || optional,
+                "{} without {name}: {error:?}",
+                dir.display()
+            );
+            // Another shape of as many elements.
+            let turned = |found: &str, entry: &mut serde_json::Value| {
+                if found == name {
+                    let shape: Vec<u64> = serde_json::from_value(entry["shape"].clone()).unwrap();
+                    entry["shape"] = serde_json::json!([&[1, 1, 1], &shape[..]].concat());
+                }
+                None
+            };
+            let files = damaged(&dir, turned);
+            let error = open(files.path()).unwrap().check(&spec).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains("shape"), "{}: {error}", dir.display());
+            refused += 1;
+        }
+        let other = spec_of(&spec.name, &[96, 40]);
+        let error = open(&dir).unwrap().check(&other).unwrap_err().to_string();
+        assert!(error.contains(MODULE), "{}: {error}", dir.display());
+    }
+    assert!(refused > 50, "{refused} tensors");
+}
+
+#[test]
+fn a_part_that_divides_a_group_is_refused() {
+    let Some(root) = env::var_os("QUANTISED_FORMATS") else {
+        eprintln!("skipped: QUANTISED_FORMATS is not set");
+        return;
+    };
+    // Each group of columns of [40, 96], and what two ranks do with it: 48 inputs each.
+    for (layout, refused) in [
+        ("w4_group-bfloat16", true),
+        ("gptq-float32", true),
+        ("awq-float32", true),
+        ("mxfp4-bfloat16", true),
+        ("nvfp4-bfloat16", false),
+        ("fp8_blocks-float32", false),
+        ("w8a8-bfloat16", false),
+        ("w4_act-float32", false),
+        ("gptq_act-float32", false),
+    ] {
+        let files = open(&Path::new(&root).join("layouts").join(layout)).unwrap();
+        let spec = spec_of("model.layers.1.mlp.up_proj.weight", &[40, 96]);
+        let mut range = spec.shard_range(tutti_kernels::collective::GroupRank::ALONE);
+        files.check_range(&spec, &range).unwrap();
+        range.columns = 48..96;
+        match files.check_range(&spec, &range) {
+            Ok(()) => assert!(!refused, "{layout}"),
+            Err(error) => {
+                let error = error.to_string();
+                assert!(
+                    refused && error.contains("32 inputs") && error.contains("up_proj"),
+                    "{layout}: {error}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn every_float_of_type_e4m3_has_its_value() {
+    let finite = (0..=255u8).filter(|bits| bits & 127 != 127);
+    let values: Vec<f32> = finite.map(e4m3::value).collect();
+    assert_eq!(values.iter().copied().fold(0.0, f32::max), 448.0);
+    assert_eq!((e4m3::value(1), e4m3::value(8), e4m3::value(0x38)), (2f32.powi(-9), 2f32.powi(-6), 1.0));
+    assert!(e4m3::value(127).is_nan() && e4m3::value(255).is_nan());
+    assert_eq!(e4m3::value(0x80).to_bits(), (-0f32).to_bits());
+    assert!(values[..127].is_sorted());
+}
