@@ -27,8 +27,10 @@ pub fn validate(settings: &ConductorSettings) -> Result<(), Error> {
 /// Refuses settings of weights and of CPU instructions if devices are simulated: a simulated device has no weights and
 /// runs no CPU kernels.
 fn check_simulated(settings: &ConductorSettings) -> Result<(), Error> {
-    if settings.weights.quantize != Quantize::None {
-        return Err(Error::invalid("quantize", "is int8, but device sim holds no weights to quantise"));
+    let quantize = settings.weights.quantize;
+    if quantize != Quantize::None {
+        let message = format!("is {quantize}, but device sim holds no weights to quantise");
+        return Err(Error::invalid("quantize", message));
     }
     if settings.device.cpu_isa != CpuIsa::Auto {
         return Err(Error::invalid("cpu_isa", "names instructions of a CPU, but device sim runs none"));

@@ -13,6 +13,7 @@ mod dense;
 mod experts;
 mod family;
 mod planes;
+mod quantized;
 mod recurrence;
 mod rotary;
 mod sampler;
@@ -28,6 +29,7 @@ pub use self::dense::{Dense, Embed, GateUp, Linear, Norm, VocabularyShard};
 pub(crate) use self::experts::MixSizes;
 pub use self::experts::{ExpertBuffers, Experts, MixExperts, Routing};
 pub use self::planes::{KvShape, PlanesShape};
+pub use self::quantized::{QuantizedRows, QuantizedType};
 pub use self::recurrence::{DecayedSum, Recurrence};
 pub use self::rotary::{RopeFrequencies, Rotary};
 pub(crate) use self::sampler::preconditions as sampler_preconditions;
@@ -183,7 +185,8 @@ pub trait Device: Send + Sized + 'static {
         matrices: &[HostMatrix<'_>],
         quantize: Quantize,
     ) -> Result<Self::Matrix, DeviceError>;
-    /// Loads an LM head in the same way as [`matrix`](Self::matrix) loads a matrix. The result can be used like a
+    /// Loads an LM head in the same way as [`matrix`](Self::matrix) loads a matrix, but in eight bits if `quantize` is
+    /// [`Quantize::Int4`]. The result can be used like a
     /// matrix, and also for [`Sampler::argmax`] and [`Sampler::partial_argmax`].
     fn head_matrix(
         &mut self,
@@ -192,7 +195,7 @@ pub trait Device: Send + Sized + 'static {
     ) -> Result<Self::Matrix, DeviceError> {
         self.matrix(matrices, quantize)
     }
-    /// Loads a table in the same way as [`matrix`](Self::matrix) loads a matrix. It can only be used for
+    /// Loads a table in the same way as [`head_matrix`](Self::head_matrix) loads a head. It can only be used for
     /// [`Dense::embed`]. Unless `quantize` rounds the elements, the device keeps their exact bits, even if matrix
     /// products use another form.
     fn table_matrix(
@@ -217,6 +220,16 @@ pub trait Device: Send + Sized + 'static {
         gate_up: [HostMatrix<'_>; 2],
         quantize: Quantize,
     ) -> Result<Self::Matrix, DeviceError>;
+    /// Loads a weight matrix that the checkpoint stores quantised. The device holds it as it is stored. Its rows are the
+    /// rows of `matrices`, which have the same number of columns and the same type of codes.
+    fn quantized_matrix(&mut self, matrices: &[QuantizedRows<'_>]) -> Result<Self::Matrix, DeviceError> {
+        Err(unsupported(self, matrices))
+    }
+    /// Loads gate and up, which the checkpoint stores quantised and which have the same number of rows, for
+    /// [`Dense::gate_up`].
+    fn quantized_gate_up(&mut self, gate_up: [QuantizedRows<'_>; 2]) -> Result<Self::Matrix, DeviceError> {
+        Err(unsupported(self, &gate_up))
+    }
     /// False if the device gets its matrices from another source, such as a cache file, and reads few of the bytes that
     /// it is given. A loader then does not read ahead.
     fn reads_weights(&self) -> bool {
@@ -329,4 +342,13 @@ pub trait Device: Send + Sized + 'static {
         until: Option<Instant>,
         out: &mut StepResults,
     ) -> Result<bool, DeviceError>;
+}
+
+/// Returns the error that the device holds no weights of this type as they are stored.
+fn unsupported<D: Device>(device: &D, matrices: &[QuantizedRows<'_>]) -> DeviceError {
+    let types: Vec<QuantizedType> = matrices.iter().map(|matrix| matrix.element).collect();
+    DeviceError::Unsupported(format!(
+        "weights that a checkpoint stores as {types:?}, on {}",
+        device.describe()
+    ))
 }

@@ -18,7 +18,8 @@ pub use device::{
     Argmax, Attention, AttentionShape, Collectives, DecayedSum, DeltaRule, DeltaShape, Dense, Device,
     DeviceError, DeviceLimits, Embed, ExpertBuffers, Experts, GateUp, GatedDelta, GatedNorm, GatheredRows,
     GraphId, HeadNorms, HostMatrix, KvShape, Linear, MixExperts, Norm, PagedAttention, PlanesShape, Quantize,
-    Recurrence, RopeFrequencies, Rotary, RotateAndStore, Routing, Sampler, VocabularyShard, WeightType,
+    QuantizedRows, QuantizedType, Recurrence, RopeFrequencies, Rotary, RotateAndStore, Routing, Sampler,
+    VocabularyShard, WeightType,
 };
 pub use recorder::{Observer, Operation, Recorder};
 pub use sampling::{

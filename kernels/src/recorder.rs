@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::{
     AttentionShape, DeltaShape, Device, DeviceError, DeviceLimits, HostMatrix, KvShape, PageId, PlanesShape,
-    Quantize, SlotId, StepInputs, StepResults, collective::GroupRank,
+    Quantize, QuantizedRows, SlotId, StepInputs, StepResults, collective::GroupRank,
 };
 
 /// One call of an operation of a family, or of [`Device::begin_step`].
@@ -212,6 +212,14 @@ impl<D: Device, O: Observer> Device for Recorder<D, O> {
         quantize: Quantize,
     ) -> Result<D::Matrix, DeviceError> {
         self.device.gate_up_matrix(gate_up, quantize)
+    }
+
+    fn quantized_matrix(&mut self, matrices: &[QuantizedRows<'_>]) -> Result<D::Matrix, DeviceError> {
+        self.device.quantized_matrix(matrices)
+    }
+
+    fn quantized_gate_up(&mut self, gate_up: [QuantizedRows<'_>; 2]) -> Result<D::Matrix, DeviceError> {
+        self.device.quantized_gate_up(gate_up)
     }
 
     fn reads_weights(&self) -> bool {

@@ -24,6 +24,8 @@ settings! {
             load_format: LoadFormat = LoadFormat::Auto;
             /// Quantisation of weights and activations
             quantize: Quantize = Quantize::None;
+            /// Keep activations in f32 where weights have four bits: slower, and as exact as the weights
+            no_quantized_activations: bool = false;
             /// Directory for weights in the CPU's layout; later starts map them, and workers share them
             packed_weights: Option<PathBuf> = None, unit "DIR";
             /// Hold no int8 copy of the LM head, with which a CPU finds greedy tokens faster
@@ -51,6 +53,9 @@ choices! {
         None = "none",
         /// Eight bits per weight with a scale for each group of inputs. Activations are quantised to eight bits too.
         Int8 = "int8",
+        /// Four bits per weight with a scale for each group of 32 inputs, and eight bits for the embedding and the LM
+        /// head. Activations are quantised to eight bits.
+        Int4 = "int4",
     }
 }
 

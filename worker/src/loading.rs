@@ -142,6 +142,7 @@ fn load_model(
             let fits = wanted.zip(memory::available()).is_some_and(|(wanted, free)| wanted.0 <= free);
             device = device.with_resident_planes(fits);
             device = device.with_screened_head(!settings.weights.no_screened_head);
+            device = device.with_quantised_activations(!settings.weights.no_quantized_activations);
             if let Some(group) = group {
                 device = device.with_group(group.for_cpus()?);
             }

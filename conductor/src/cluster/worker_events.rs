@@ -177,7 +177,7 @@ impl Cluster {
         }
         let message = format!(
             "worker {rank} was killed while loading (signal 9), likely for memory, and so were the restarts of its \
-             replica{free}: take --quantize int8, fewer workers, a smaller --kv-cache-memory or more memory"
+             replica{free}: take --quantize int8 or int4, fewer workers, a smaller --kv-cache-memory or more memory"
         );
         self.ends_start(state, rank, &Error::invalid("model", message));
     }

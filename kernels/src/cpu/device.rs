@@ -18,8 +18,10 @@ use super::memory::fused_matrices::FusedMatrices;
 use super::memory::matrix::{Elements, Form, Matrix};
 use super::memory::weights::Packing;
 use super::memory::{PackedWeights, Planes, Tensor, Vector, Weights, kv};
+use super::quant;
 use super::quant::block_float::Corrections;
-use super::quant::int8::{self, Screen};
+use super::quant::grouped::{self, Activations, FusedRows, GroupedMatrix};
+use super::quant::int8::Screen;
 use super::sampling::screen::{self, ScreenCounts};
 use super::sampling::{argmax, sample};
 use super::simd::Isa;
@@ -28,8 +30,8 @@ use super::step::Step;
 use super::threads::cores::{self, Cores};
 use super::threads::pool::ThreadPool;
 use crate::{
-    Device, DeviceError, DeviceLimits, HostMatrix, PageId, PlanesShape, Quantize, SlotId, StepInputs,
-    StepResults,
+    Device, DeviceError, DeviceLimits, HostMatrix, PageId, PlanesShape, Quantize, QuantizedRows, SlotId,
+    StepInputs, StepResults,
     collective::{Collective, GroupRank},
 };
 
@@ -41,8 +43,10 @@ pub struct CpuDevice {
     /// Scratch memory of matrix products, sized for the largest tensor so far. The system commits the pages of this
     /// memory when they are first written.
     products: gemm::Scratch,
-    /// Scratch memory of matrix products in int8.
-    int8: int8::Scratch,
+    /// Scratch memory of matrix products with quantised weights.
+    quantised: quant::Scratch,
+    /// The activations of products whose weights are integers of four bits.
+    activations: Activations,
     attention: super::attention::Scratch,
     best: Vec<argmax::Best>,
     screening: screen::Scratch,
@@ -96,7 +100,8 @@ impl CpuDevice {
             pool,
             step: Step::default(),
             products: gemm::Scratch::new(threads)?,
-            int8: int8::Scratch::new()?,
+            quantised: quant::Scratch::new()?,
+            activations: Activations::EightBits,
             attention: super::attention::Scratch::default(),
             best: Vec::new(),
             screening: screen::Scratch::default(),
@@ -139,6 +144,13 @@ impl CpuDevice {
         Self { screened_head, ..self }
     }
 
+    /// Sets whether products whose weights are integers of four bits round their activations to eight bits. By default,
+    /// they do. Otherwise activations stay in f32: products are slower, and as exact as the weights.
+    #[must_use]
+    pub fn with_quantised_activations(self, quantised: bool) -> Self {
+        Self { activations: if quantised { Activations::EightBits } else { Activations::Full }, ..self }
+    }
+
     /// Returns how often the screens (int8 copies) of LM heads were used.
     pub fn screen_counts(&self) -> ScreenCounts {
         self.screening.counts()
@@ -152,7 +164,36 @@ impl CpuDevice {
     ) -> Result<Weights, DeviceError> {
         let (path, pool, source) = (self.path, &mut self.pool, FusedMatrices::new(matrices, paired)?);
         let packing = Packing::new(quantize, Form::of(source.dtype, path));
-        pack(&self.packed, source, packing, || Weights::pack(path, pool, source, packing))
+        let weights = pack(&self.packed, source, packing, || Weights::pack(path, pool, source, packing))?;
+        self.fit(&weights)?;
+        Ok(weights)
+    }
+
+    /// Packs a matrix that the checkpoint stores quantised.
+    fn pack_rows(&mut self, matrices: &[QuantizedRows<'_>], paired: bool) -> Result<Weights, DeviceError> {
+        let (pool, source) = (&mut self.pool, FusedRows::new(matrices, paired)?);
+        let mut pack = || Ok(Weights::Grouped(GroupedMatrix::pack(pool, source)?));
+        let weights = match &self.packed {
+            Some(packed) => packed.quantised(source, pack)?,
+            None => pack()?,
+        };
+        self.fit(&weights)?;
+        Ok(weights)
+    }
+
+    /// Makes room in the scratch memory for products with these weights.
+    fn fit(&mut self, weights: &Weights) -> Result<(), DeviceError> {
+        if let Weights::Grouped(matrix) = weights
+            && grouped::is_widened(matrix.layout, self.activations)
+        {
+            self.quantised.fit_widened()?;
+        }
+        match weights {
+            Weights::Int8(_) | Weights::Grouped(_) if weights.shape().paired => {
+                self.quantised.fit_pair(weights.shape())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Collects the exact values of the weights that the packed form of an embedding table rounds.
@@ -172,6 +213,14 @@ impl CpuDevice {
             Some(packed) => packed.screen(source, pack),
             None => pack(),
         }
+    }
+}
+
+/// The quantisation of LM heads and tables of embeddings: eight bits where other matrices have four.
+fn of_head(quantize: Quantize) -> Quantize {
+    match quantize {
+        Quantize::None => Quantize::None,
+        Quantize::Int8 | Quantize::Int4 => Quantize::Int8,
     }
 }
 
@@ -216,7 +265,7 @@ impl Device for CpuDevice {
         matrices: &[HostMatrix<'_>],
         quantize: Quantize,
     ) -> Result<Weights, DeviceError> {
-        let mut weights = self.pack(matrices, false, quantize)?;
+        let mut weights = self.pack(matrices, false, of_head(quantize))?;
         if let (Weights::Stored(matrix), true) = (&mut weights, self.screened_head) {
             matrix.screen = self.pack_screen(matrices)?.map(Box::new);
         }
@@ -230,7 +279,7 @@ impl Device for CpuDevice {
     ) -> Result<Weights, DeviceError> {
         let (path, pool, source) = (self.path, &mut self.pool, FusedMatrices::new(matrices, false)?);
         // A table is only used for look-ups, so it keeps the checkpoint's type on every path.
-        let packing = Packing::new(quantize, Form::Stored(source.dtype));
+        let packing = Packing::new(of_head(quantize), Form::Stored(source.dtype));
         pack(&self.packed, source, packing, || Weights::pack(path, pool, source, packing))
     }
 
@@ -251,11 +300,15 @@ impl Device for CpuDevice {
         gate_up: [HostMatrix<'_>; 2],
         quantize: Quantize,
     ) -> Result<Weights, DeviceError> {
-        let weights = self.pack(&gate_up, true, quantize)?;
-        if let Weights::Int8(matrix) = &weights {
-            self.int8.fit_pair(matrix)?;
-        }
-        Ok(weights)
+        self.pack(&gate_up, true, quantize)
+    }
+
+    fn quantized_matrix(&mut self, matrices: &[QuantizedRows<'_>]) -> Result<Weights, DeviceError> {
+        self.pack_rows(matrices, false)
+    }
+
+    fn quantized_gate_up(&mut self, gate_up: [QuantizedRows<'_>; 2]) -> Result<Weights, DeviceError> {
+        self.pack_rows(&gate_up, true)
     }
 
     fn reads_weights(&self) -> bool {
@@ -293,7 +346,7 @@ impl Device for CpuDevice {
             self.widest = (rows, width);
         }
         self.products.fit(rows, width)?;
-        self.int8.fit(rows, width)?;
+        self.quantised.fit(rows, width)?;
         Ok(tensor)
     }
 
@@ -308,7 +361,7 @@ impl Device for CpuDevice {
         let gathers = self.group.as_ref().is_some_and(|group| group.group_rank().is_leader());
         let gathered = if gathers { rows * width * size_of::<f32>() } else { 0 };
         let scratch = self.products.bytes()
-            + self.int8.bytes()
+            + self.quantised.bytes()
             + self.screening.bytes()
             + self.attention.bytes()
             + self.routes.bytes();

@@ -1,4 +1,8 @@
-//! Weights as small integers, with one scale or exponent per group of inputs.
+//! Weights as small integers or floats, with one scale or exponent per group of inputs.
 
 pub(super) mod block_float;
+pub(super) mod grouped;
 pub(super) mod int8;
+mod product;
+
+pub(super) use product::Scratch;

@@ -52,6 +52,10 @@ pub(super) fn embed(
             Some(id) => table.read_row(path, id, out),
             None => out.fill(0.0),
         }),
+        Weights::Grouped(table) => each_row(pool, out, table.shape.inputs, |row, out| match held(row) {
+            Some(id) => table.read_row(id, out),
+            None => out.fill(0.0),
+        }),
         Weights::Stored(table) => match &table.data {
             Elements::BlockFloat(data) => {
                 let Some(corrections) = &table.corrections else {

@@ -26,6 +26,10 @@ pub(super) use portable::Portable;
 /// Number of f32 lanes of a value.
 pub(super) const LANES: usize = 16;
 
+/// The factor that turns an e4m3, whose exponent and mantissa are in the place of those of an f32, into its number: their
+/// biases are 7 and 127.
+pub(super) const E4M3_UNBIAS: f32 = f32::from_bits((127 + 120) << 23);
+
 /// A piece of code that is compiled once for each instruction path.
 pub(super) trait Op {
     type Output;
@@ -156,6 +160,43 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
             u32::from_le_bytes([x[0], x[1], x[2], x[3]].map(i8::cast_unsigned))
         }
     }
+
+    /// Loads sixty-four bytes and splits them: the low four bits of each byte, then its high four bits. Each of the two
+    /// results holds four bytes per lane.
+    ///
+    /// # Safety
+    ///
+    /// Sixty-four bytes are readable at `from`.
+    unsafe fn load_nibbles(self, from: *const u8) -> [Self::I; 2];
+    /// Returns the initial value of [`Self::dot_quads`] for the integer sums `sum`: up to eight dot products are added to
+    /// it, and [`Self::end_quads`] turns it into integer sums again. In between, a path may keep sums of sixteen bits.
+    fn begin_quads(self, sum: Self::I) -> Self::I;
+    /// `part + Σ weights[lane][i] * x[i]` over four inputs, exactly. `weights` holds four integers in 0 ..= 15 per lane,
+    /// and `x` four 8-bit integers in -127 ..= 127.
+    fn dot_quads(self, part: Self::I, weights: Self::I, x: u32) -> Self::I;
+    /// Returns `sum` plus the dot products that were added to `begin_quads(sum)`.
+    fn end_quads(self, sum: Self::I, part: Self::I) -> Self::I;
+    /// Loads sixteen unsigned bytes as numbers.
+    ///
+    /// # Safety
+    ///
+    /// Sixteen bytes are readable at `from`.
+    unsafe fn load_u8(self, from: *const u8) -> Self::F;
+    /// Loads sixteen signed bytes as numbers.
+    ///
+    /// # Safety
+    ///
+    /// Sixteen bytes are readable at `from`.
+    unsafe fn load_i8(self, from: *const u8) -> Self::F;
+    /// Shifts each word right by `bits`, at most 31, and fills it with zeros.
+    fn shift_right(self, x: Self::I, bits: u32) -> Self::I;
+    /// Returns the lane of `table` that the lowest four bits of each word name.
+    fn look_up(self, table: Self::F, index: Self::I) -> Self::F;
+    /// Returns the lowest byte of each word, as a signed number.
+    fn widen_i8(self, words: Self::I) -> Self::F;
+    /// Returns the lowest byte of each word, as a float with four bits of exponent (e4m3). The result is unspecified for
+    /// NaN.
+    fn widen_e4m3(self, words: Self::I) -> Self::F;
 
     /// Loads thirty-two i16, two per lane.
     ///

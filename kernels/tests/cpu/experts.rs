@@ -8,10 +8,11 @@ use tutti_kernels::{
 
 use crate::support::{Random, assert_near, bits, bytes, devices, tensor};
 
-const STORED: [(WeightType, Quantize); 3] = [
+const STORED: [(WeightType, Quantize); 4] = [
     (WeightType::F32, Quantize::None),
     (WeightType::Bf16, Quantize::None),
     (WeightType::Bf16, Quantize::Int8),
+    (WeightType::Bf16, Quantize::Int4),
 ];
 const WIDTH: usize = 130;
 const INTERMEDIATE: usize = 40;

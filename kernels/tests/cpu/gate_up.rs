@@ -7,11 +7,12 @@ use tutti_kernels::{
 
 use crate::support::{Random, assert_near, bits, bytes, devices, tensor};
 
-const STORED: [(WeightType, Quantize); 4] = [
+const STORED: [(WeightType, Quantize); 5] = [
     (WeightType::F32, Quantize::None),
     (WeightType::F16, Quantize::None),
     (WeightType::Bf16, Quantize::None),
     (WeightType::Bf16, Quantize::Int8),
+    (WeightType::Bf16, Quantize::Int4),
 ];
 
 const EPS: f32 = 1e-6;
@@ -132,7 +133,7 @@ fn a_pair_is_no_plain_matrix_nor_the_other_way_round() {
         let mut out = [4, 8, 2].map(|width| device.tensor(1, width).unwrap());
         let norm = device.vector(&[1.0; 2]).unwrap();
         let misused = |result| assert!(matches!(result, Err(DeviceError::Misuse(_))), "{name}");
-        for quantize in [Quantize::None, Quantize::Int8] {
+        for quantize in [Quantize::None, Quantize::Int8, Quantize::Int4] {
             let plain = device.matrix(&[gate, up], quantize).unwrap();
             let weight = device.gate_up_matrix([gate, up], quantize).unwrap();
             misused(device.gate_up(

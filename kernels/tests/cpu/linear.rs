@@ -264,7 +264,7 @@ fn a_fused_norm_changes_no_bits() {
             let source = HostMatrix::new(&weights, WeightType::Bf16, outputs, inputs);
             let norm = device.vector(&random.normals(inputs, 1.0)).unwrap();
             let norm = || Norm { weight: &norm, eps: 1e-6 };
-            for quantize in [Quantize::None, Quantize::Int8] {
+            for quantize in [Quantize::None, Quantize::Int8, Quantize::Int4] {
                 let weight = device.matrix(&[source], quantize).unwrap();
                 for rows in [1, 2, 7, 40] {
                     let x = random.normals(rows * inputs, 3.0);

@@ -8,6 +8,8 @@ mod attention;
 mod delta_rule;
 mod experts;
 mod gate_up;
+mod grouped;
+mod int4;
 mod int8;
 mod linear;
 mod misuse;

@@ -71,7 +71,7 @@ fn only_file(dir: &Path) -> std::path::PathBuf {
 
 #[test]
 fn a_later_start_maps_the_bits_that_were_packed() {
-    for quantize in [Quantize::None, Quantize::Int8] {
+    for quantize in [Quantize::None, Quantize::Int8, Quantize::Int4] {
         let dir = tempfile::tempdir().unwrap();
         let (plain, _) = products(None, &matrices(), quantize);
         let (first, written) = products(Some(dir.path()), &matrices(), quantize);

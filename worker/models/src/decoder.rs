@@ -206,6 +206,7 @@ impl<D: DecoderDevice, L: Layers<D>> Model for Decoder<D, L> {
         let quantized = match self.quantize {
             Quantize::None => "",
             Quantize::Int8 => " in int8",
+            Quantize::Int4 => " in int4",
         };
         format!("{summary}, {weight_type:?} weights{quantized}{rank}, on {}", self.device.describe())
     }

@@ -11,6 +11,8 @@ use crate::{
 
 /// Number of inputs that share a scale of four bytes in int8.
 const INT8_GROUP: usize = 128;
+/// Number of inputs that share a scale of two bytes in int4.
+const INT4_GROUP: usize = 32;
 
 /// The memory of one rank, as its device will hold it. The sizes are lower bounds: they count no padding, no screen of
 /// the LM head and no buffers of steps.
@@ -66,6 +68,11 @@ fn held_bytes(spec: &TensorSpec, stored: WeightType, quantize: Quantize, rank: G
             let rows = elements / (columns.max(1) as u64);
             let scales = rows.saturating_mul(4 * columns.div_ceil(INT8_GROUP) as u64);
             elements.saturating_add(scales)
+        }
+        (Precision::Configured, Quantize::Int4) if is_matrix => {
+            let rows = elements / (columns.max(1) as u64);
+            let scales = rows.saturating_mul(2 * columns.div_ceil(INT4_GROUP) as u64);
+            (elements / 2).saturating_add(scales)
         }
         (Precision::Configured | Precision::Stored, _) => elements.saturating_mul(stored.bytes() as u64),
     }

@@ -55,7 +55,7 @@ impl Need {
             remedies.push("fewer workers (--workers)");
         }
         if self.can_quantise && on_host {
-            remedies.push("--quantize int8");
+            remedies.push("--quantize int8 or int4");
         }
         remedies.push(if on_host { "more memory" } else { "more GPUs (--tp)" });
         remedies.push("a smaller model");

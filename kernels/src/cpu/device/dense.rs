@@ -7,7 +7,7 @@ use crate::cpu::gemm::groups::Group;
 use crate::cpu::gemm::input::Input;
 use crate::cpu::gemm::{self, Epilogue, Product};
 use crate::cpu::memory::{Tensor, Vector, Weights};
-use crate::cpu::quant::int8;
+use crate::cpu::quant::{grouped, int8};
 use crate::cpu::rowwise;
 use crate::cpu::step::PADDING;
 use crate::{Dense, DeviceError, Embed, GateUp, Linear, Norm, VocabularyShard};
@@ -142,7 +142,10 @@ impl CpuDevice {
         let product = Product { x, groups, matrices, epilogue, out };
         match weight {
             Weights::Stored(_) => gemm::linear(path, pool, &mut self.products, product),
-            Weights::Int8(_) => int8::linear(path, pool, &mut self.int8, product),
+            Weights::Int8(_) => int8::linear(path, pool, &mut self.quantised, product),
+            Weights::Grouped(_) => {
+                grouped::linear(path, pool, &mut self.quantised, self.activations, product)
+            }
         }
     }
 }

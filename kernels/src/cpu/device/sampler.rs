@@ -146,13 +146,13 @@ impl CpuDevice {
         let partial = argmax::PartialArgmax::new(&shared, rows);
         let screened = match weight {
             Weights::Stored(matrix @ Matrix { screen: Some(screen), .. }) => {
-                let Self { path, pool, int8, products, screening, .. } = self;
+                let Self { path, pool, quantised, products, screening, .. } = self;
                 let (path, x, logits) = (*path, input(x, norm.as_ref(), weight.inputs())?, &mut *logits);
                 screening.fit(capacity, matrix.shape.panels());
                 screening.find_largest(Operands {
                     path,
                     pool,
-                    int8,
+                    int8: quantised,
                     products,
                     x,
                     rows,

@@ -21,12 +21,13 @@ use crate::DeviceError;
 use crate::cpu::memory::fused_matrices::{FusedMatrices, Shape};
 use crate::cpu::memory::weights::{Packing, Weights};
 use crate::cpu::quant::block_float::{Corrections, Marks};
+use crate::cpu::quant::grouped::FusedRows;
 use crate::cpu::quant::int8::Screen;
 use crate::cpu::simd::isa;
 use crate::cpu::threads::pool::ThreadPool;
 
 /// Version of the packed panels' layouts and of the file's layout. A change of either layout increments the version.
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 const PAGE: u64 = 4096;
 /// Number of samples per source matrix.
 const SAMPLES: usize = 4;
@@ -101,6 +102,21 @@ impl PackedWeights {
     ) -> Result<Weights, DeviceError> {
         let shape = source.shape;
         let described = describe(&format!("matrix {packing:?}"), source);
+        let kind = (described, Weights::len_packed(shape, packing));
+        let map = |_, file: &File, from| Weights::mapped(file, from, shape, packing);
+        self.entry(&[kind], map, pack, |weights| (0, weights.packed()))
+    }
+
+    /// Returns the packed matrix of `source`, which the checkpoint stores quantised, in the same way as [`Self::matrix`].
+    pub(in crate::cpu) fn quantised(
+        &self,
+        source: FusedRows<'_>,
+        pack: impl FnOnce() -> Result<Weights, DeviceError>,
+    ) -> Result<Weights, DeviceError> {
+        let FusedRows { shape, layout, .. } = source;
+        let Shape { outputs, inputs, paired } = shape;
+        let (packing, samples) = (Packing::Grouped(layout), source.fingerprint());
+        let described = page(&format!("quantised {layout:?} {outputs} x {inputs} {paired} {samples:016x}\n"));
         let kind = (described, Weights::len_packed(shape, packing));
         let map = |_, file: &File, from| Weights::mapped(file, from, shape, packing);
         self.entry(&[kind], map, pack, |weights| (0, weights.packed()))

@@ -4,6 +4,7 @@ use std::fs::File;
 
 use crate::cpu::memory::fused_matrices::{FusedMatrices, Shape};
 use crate::cpu::memory::matrix::{Form, Matrix};
+use crate::cpu::quant::grouped::{GroupLayout, GroupedMatrix};
 use crate::cpu::quant::int8::Int8Matrix;
 use crate::cpu::simd::isa::Path;
 use crate::cpu::threads::pool::ThreadPool;
@@ -12,18 +13,21 @@ use crate::{DeviceError, Quantize};
 /// The storage of a weight matrix's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cpu) enum Packing {
-    /// Not quantised to int8.
+    /// Not quantised.
     Plain(Form),
     /// Quantised to int8.
     Int8,
+    /// Quantised in groups: to four bits, or by the checkpoint.
+    Grouped(GroupLayout),
 }
 
 impl Packing {
-    /// Returns the packing of a matrix: int8 if `quantize` demands it, otherwise `form`.
+    /// Returns the packing of a matrix: quantised if `quantize` demands it, otherwise `form`.
     pub(in crate::cpu) fn new(quantize: Quantize, form: Form) -> Self {
         match quantize {
             Quantize::None => Self::Plain(form),
             Quantize::Int8 => Self::Int8,
+            Quantize::Int4 => Self::Grouped(GroupLayout::INT4),
         }
     }
 }
@@ -34,10 +38,12 @@ pub enum Weights {
     Stored(Matrix),
     /// A matrix in eight bits.
     Int8(Int8Matrix),
+    /// A matrix in four or eight bits with scales of groups.
+    Grouped(GroupedMatrix),
 }
 
 impl Weights {
-    /// Packs `source`.
+    /// Packs `source`, whose weights are quantised if the packing demands it.
     pub(in crate::cpu) fn pack(
         path: Path,
         pool: &mut ThreadPool,
@@ -47,6 +53,7 @@ impl Weights {
         Ok(match packing {
             Packing::Plain(form) => Self::Stored(Matrix::pack(form, pool, source)?),
             Packing::Int8 => Self::Int8(Int8Matrix::pack(path, pool, source)?),
+            Packing::Grouped(_) => Self::Grouped(GroupedMatrix::quantise(path, pool, source)?),
         })
     }
 
@@ -55,6 +62,7 @@ impl Weights {
         match packing {
             Packing::Plain(form) => Matrix::len(shape, form),
             Packing::Int8 => Int8Matrix::len(shape),
+            Packing::Grouped(layout) => GroupedMatrix::len(shape, layout),
         }
     }
 
@@ -68,6 +76,7 @@ impl Weights {
         Ok(match packing {
             Packing::Plain(form) => Self::Stored(Matrix::mapped(file, from, shape, form)?),
             Packing::Int8 => Self::Int8(Int8Matrix::mapped(file, from, shape)?),
+            Packing::Grouped(layout) => Self::Grouped(GroupedMatrix::mapped(file, from, shape, layout)?),
         })
     }
 
@@ -76,6 +85,7 @@ impl Weights {
         match self {
             Self::Stored(matrix) => matrix.data.bytes(),
             Self::Int8(matrix) => matrix.data.bytes(),
+            Self::Grouped(matrix) => matrix.data.bytes(),
         }
     }
 
@@ -100,15 +110,17 @@ impl Weights {
         let form = match (self, other) {
             (Self::Stored(one), Self::Stored(other)) => one.data.is_like(&other.data),
             (Self::Int8(_), Self::Int8(_)) => true,
-            (Self::Stored(_), Self::Int8(_)) | (Self::Int8(_), Self::Stored(_)) => false,
+            (Self::Grouped(one), Self::Grouped(other)) => one.layout == other.layout,
+            (Self::Stored(_) | Self::Int8(_) | Self::Grouped(_), _) => false,
         };
         form && self.shape() == other.shape()
     }
 
-    fn shape(&self) -> Shape {
+    pub(in crate::cpu) fn shape(&self) -> Shape {
         match self {
             Self::Stored(matrix) => matrix.shape,
             Self::Int8(matrix) => matrix.shape,
+            Self::Grouped(matrix) => matrix.shape,
         }
     }
 
@@ -128,7 +140,7 @@ impl Weights {
     pub(in crate::cpu) fn screen_bytes(&self) -> usize {
         match self {
             Self::Stored(matrix) => matrix.screen_bytes(),
-            Self::Int8(_) => 0,
+            Self::Int8(_) | Self::Grouped(_) => 0,
         }
     }
 
@@ -136,7 +148,7 @@ impl Weights {
     pub(in crate::cpu) fn corrections_bytes(&self) -> usize {
         match self {
             Self::Stored(matrix) => matrix.corrections_bytes(),
-            Self::Int8(_) => 0,
+            Self::Int8(_) | Self::Grouped(_) => 0,
         }
     }
 
@@ -147,6 +159,7 @@ impl Weights {
                 matrix.data.bytes().len() + matrix.screen_bytes() + matrix.corrections_bytes()
             }
             Self::Int8(matrix) => matrix.bytes(),
+            Self::Grouped(matrix) => matrix.data.len(),
         }
     }
 }

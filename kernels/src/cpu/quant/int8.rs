@@ -26,14 +26,14 @@
 
 mod activations;
 mod format;
+mod micro_kernel;
 mod pack;
 mod product;
-mod quantise;
-mod scratch;
+pub(super) mod quantise;
 mod screen;
-mod work;
 
+pub(super) use activations::row_words;
 pub use format::Int8Matrix;
+pub(super) use pack::widen;
 pub(in crate::cpu) use product::linear;
-pub(in crate::cpu) use scratch::Scratch;
 pub(in crate::cpu) use screen::{RowNorms, Screen};

@@ -47,6 +47,7 @@ use crate::cpu::gemm::input::Input;
 use crate::cpu::gemm::{self, Candidate, Epilogue, Layout, Product};
 use crate::cpu::memory::Shared;
 use crate::cpu::memory::matrix::Matrix;
+use crate::cpu::quant::Scratch as QuantScratch;
 use crate::cpu::quant::int8::{self, RowNorms, Screen};
 use crate::cpu::sampling::argmax::PartialArgmax;
 use crate::cpu::simd::isa::Path;
@@ -74,7 +75,7 @@ pub struct ScreenCounts {
 pub(in crate::cpu) struct Operands<'a> {
     pub(in crate::cpu) path: Path,
     pub(in crate::cpu) pool: &'a mut ThreadPool,
-    pub(in crate::cpu) int8: &'a mut int8::Scratch,
+    pub(in crate::cpu) int8: &'a mut QuantScratch,
     pub(in crate::cpu) products: &'a mut gemm::Scratch,
     pub(in crate::cpu) x: Input<'a>,
     pub(in crate::cpu) rows: usize,

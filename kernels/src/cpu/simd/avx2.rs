@@ -3,7 +3,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::{LANES, Op, Simd};
+use super::{E4M3_UNBIAS, LANES, Op, Simd};
 
 /// Proof that the machine has AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
@@ -102,6 +102,27 @@ impl Avx2 {
             let quiet = _mm256_castsi256_ps(_mm256_or_si256(bits, _mm256_set1_epi32(0x40_0000)));
             let rounded = _mm256_blendv_ps(nearest, quiet, _mm256_cmp_ps::<_CMP_UNORD_Q>(x, x));
             _mm256_and_ps(rounded, _mm256_castsi256_ps(_mm256_set1_epi32(0xffff_0000_u32 as i32)))
+        }
+    }
+
+    /// [`Simd::look_up`] of eight lanes.
+    #[inline(always)]
+    fn look_up_half(self, table: F, index: __m256i) -> __m256 {
+        avx2! {
+            let (low, high) = (_mm256_permutevar8x32_ps(table[0], index), _mm256_permutevar8x32_ps(table[1], index));
+            // Bit 3 of the index becomes the sign, which selects the half of the table.
+            _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(index)))
+        }
+    }
+
+    /// [`Simd::widen_e4m3`] of eight lanes.
+    #[inline(always)]
+    fn widen_half_e4m3(self, words: __m256i) -> __m256 {
+        avx2! {
+            let sign = _mm256_slli_epi32::<24>(_mm256_and_si256(words, _mm256_set1_epi32(0x80)));
+            let number = _mm256_slli_epi32::<20>(_mm256_and_si256(words, _mm256_set1_epi32(0x7f)));
+            let biased = _mm256_castsi256_ps(_mm256_or_si256(sign, number));
+            _mm256_mul_ps(biased, _mm256_set1_ps(E4M3_UNBIAS))
         }
     }
 }
@@ -215,6 +236,83 @@ impl Simd for Avx2 {
                 _mm256_add_epi32(sum[1], _mm256_madd_epi16(high, x)),
             ]
         }
+    }
+
+    #[inline(always)]
+    unsafe fn load_nibbles(self, from: *const u8) -> [[__m256i; 2]; 2] {
+        avx2! {
+            let mask = _mm256_set1_epi8(15);
+            let first = _mm256_loadu_si256(from.cast());
+            let second = _mm256_loadu_si256(from.add(2 * LANES).cast());
+            [
+                [_mm256_and_si256(first, mask), _mm256_and_si256(second, mask)],
+                [
+                    _mm256_and_si256(_mm256_srli_epi16::<4>(first), mask),
+                    _mm256_and_si256(_mm256_srli_epi16::<4>(second), mask),
+                ],
+            ]
+        }
+    }
+    /// Sums of sixteen bits: eight dot products of two inputs are at most 8 * 2 * 15 * 127, which is below 2^15.
+    #[inline(always)]
+    fn begin_quads(self, _: [__m256i; 2]) -> [__m256i; 2] {
+        avx2! { [_mm256_setzero_si256(); 2] }
+    }
+    #[inline(always)]
+    fn dot_quads(self, part: [__m256i; 2], weights: [__m256i; 2], x: u32) -> [__m256i; 2] {
+        avx2! {
+            let x = _mm256_set1_epi32(x.cast_signed());
+            [
+                _mm256_add_epi16(part[0], _mm256_maddubs_epi16(weights[0], x)),
+                _mm256_add_epi16(part[1], _mm256_maddubs_epi16(weights[1], x)),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn end_quads(self, sum: [__m256i; 2], part: [__m256i; 2]) -> [__m256i; 2] {
+        avx2! {
+            let ones = _mm256_set1_epi16(1);
+            [
+                _mm256_add_epi32(sum[0], _mm256_madd_epi16(part[0], ones)),
+                _mm256_add_epi32(sum[1], _mm256_madd_epi16(part[1], ones)),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_u8(self, from: *const u8) -> F {
+        avx2! {[
+            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast()))),
+            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(from.add(8).cast()))),
+        ]}
+    }
+    #[inline(always)]
+    unsafe fn load_i8(self, from: *const u8) -> F {
+        avx2! {[
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.add(8).cast()))),
+        ]}
+    }
+    #[inline(always)]
+    fn shift_right(self, x: [__m256i; 2], bits: u32) -> [__m256i; 2] {
+        avx2! {
+            let bits = _mm256_set1_epi32(bits.cast_signed());
+            [_mm256_srlv_epi32(x[0], bits), _mm256_srlv_epi32(x[1], bits)]
+        }
+    }
+    #[inline(always)]
+    fn look_up(self, table: F, index: [__m256i; 2]) -> F {
+        [self.look_up_half(table, index[0]), self.look_up_half(table, index[1])]
+    }
+    #[inline(always)]
+    fn widen_i8(self, words: [__m256i; 2]) -> F {
+        avx2! {[
+            _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(_mm256_slli_epi32::<24>(words[0]))),
+            _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(_mm256_slli_epi32::<24>(words[1]))),
+        ]}
+    }
+    #[inline(always)]
+    fn widen_e4m3(self, words: [__m256i; 2]) -> F {
+        [self.widen_half_e4m3(words[0]), self.widen_half_e4m3(words[1])]
     }
 
     #[inline(always)]

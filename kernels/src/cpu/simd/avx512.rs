@@ -3,7 +3,7 @@
 
 use std::arch::{asm, x86_64::*};
 
-use super::{LANES, Op, Simd};
+use super::{E4M3_UNBIAS, LANES, Op, Simd};
 
 type F = __m512;
 
@@ -129,6 +129,20 @@ unsafe fn dot_words(sum: __m512i, weights: *const u8, x: u32) -> __m512i {
     }
 }
 
+/// [`Simd::dot_quads`] with sums of sixteen bits: eight dot products of two inputs are at most 8 * 2 * 15 * 127, which is
+/// below 2^15.
+///
+/// # Safety
+///
+/// The machine has AVX-512 F and BW.
+#[inline(always)]
+unsafe fn dot_quads_in_words(part: __m512i, weights: __m512i, x: u32) -> __m512i {
+    avx512! {
+        let x = _mm512_set1_epi32(x.cast_signed());
+        _mm512_add_epi16(part, _mm512_maddubs_epi16(weights, x))
+    }
+}
+
 /// [`Simd::store_transposed`]: transposes sixteen rows of sixteen words in registers. Rows after the first `R` are
 /// zeros.
 ///
@@ -212,6 +226,44 @@ macro_rules! simd {
                     let words = _mm512_inserti32x4::<1>(words, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x[1])));
                     let words = _mm512_inserti32x4::<2>(words, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x[2])));
                     _mm512_inserti32x4::<3>(words, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x[3])))
+                }
+            }
+
+            #[inline(always)]
+            unsafe fn load_nibbles(self, from: *const u8) -> [__m512i; 2] {
+                avx512! {
+                    let (bytes, mask) = (_mm512_loadu_si512(from.cast()), _mm512_set1_epi8(15));
+                    let high = _mm512_srli_epi16::<4>(bytes);
+                    [_mm512_and_si512(bytes, mask), _mm512_and_si512(high, mask)]
+                }
+            }
+            #[inline(always)]
+            unsafe fn load_u8(self, from: *const u8) -> F {
+                avx512! { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()))) }
+            }
+            #[inline(always)]
+            unsafe fn load_i8(self, from: *const u8) -> F {
+                avx512! { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
+            }
+            #[inline(always)]
+            fn shift_right(self, x: __m512i, bits: u32) -> __m512i {
+                avx512! { _mm512_srlv_epi32(x, _mm512_set1_epi32(bits.cast_signed())) }
+            }
+            #[inline(always)]
+            fn look_up(self, table: F, index: __m512i) -> F {
+                avx512! { _mm512_permutexvar_ps(index, table) }
+            }
+            #[inline(always)]
+            fn widen_i8(self, words: __m512i) -> F {
+                avx512! { _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(_mm512_slli_epi32::<24>(words))) }
+            }
+            #[inline(always)]
+            fn widen_e4m3(self, words: __m512i) -> F {
+                avx512! {
+                    let sign = _mm512_slli_epi32::<24>(_mm512_and_si512(words, _mm512_set1_epi32(0x80)));
+                    let number = _mm512_slli_epi32::<20>(_mm512_and_si512(words, _mm512_set1_epi32(0x7f)));
+                    let biased = _mm512_castsi512_ps(_mm512_or_si512(sign, number));
+                    _mm512_mul_ps(biased, _mm512_set1_ps(E4M3_UNBIAS))
                 }
             }
 
@@ -375,6 +427,19 @@ simd! { Avx512:
         // SAFETY: by the caller's contract, thirty-two u16 are readable at `weights`.
         unsafe { dot_widened(self, sum, weights, pair) }
     }
+    #[inline(always)]
+    fn begin_quads(self, _: __m512i) -> __m512i {
+        avx512! { _mm512_setzero_si512() }
+    }
+    #[inline(always)]
+    fn dot_quads(self, part: __m512i, weights: __m512i, x: u32) -> __m512i {
+        // SAFETY: `self` proves that the machine has AVX-512 F and BW.
+        unsafe { dot_quads_in_words(part, weights, x) }
+    }
+    #[inline(always)]
+    fn end_quads(self, sum: __m512i, part: __m512i) -> __m512i {
+        avx512! { _mm512_add_epi32(sum, _mm512_madd_epi16(part, _mm512_set1_epi16(1))) }
+    }
     const DOT_INPUTS: usize = 2;
     #[inline(always)]
     unsafe fn dot_u8(self, sum: __m512i, weights: *const u8, x: u32) -> __m512i {
@@ -397,6 +462,18 @@ simd! { Avx512Vnni:
     unsafe fn dot_bf16(self, sum: F, weights: *const u16, pair: u32) -> F {
         // SAFETY: by the caller's contract, thirty-two u16 are readable at `weights`.
         unsafe { dot_widened(self, sum, weights, pair) }
+    }
+    #[inline(always)]
+    fn begin_quads(self, sum: __m512i) -> __m512i {
+        sum
+    }
+    #[inline(always)]
+    fn dot_quads(self, part: __m512i, weights: __m512i, x: u32) -> __m512i {
+        avx512! { _mm512_dpbusd_epi32(part, weights, _mm512_set1_epi32(x.cast_signed())) }
+    }
+    #[inline(always)]
+    fn end_quads(self, _: __m512i, part: __m512i) -> __m512i {
+        part
     }
     const DOT_INPUTS: usize = 4;
     #[inline(always)]
@@ -439,6 +516,19 @@ simd! { Avx512Bf16:
     #[inline(always)]
     fn pairs_bf16(self, low: F, high: F) -> __m512i {
         avx512! { std::mem::transmute(_mm512_cvtne2ps_pbh(high, low)) }
+    }
+    #[inline(always)]
+    fn begin_quads(self, _: __m512i) -> __m512i {
+        avx512! { _mm512_setzero_si512() }
+    }
+    #[inline(always)]
+    fn dot_quads(self, part: __m512i, weights: __m512i, x: u32) -> __m512i {
+        // SAFETY: `self` proves that the machine has AVX-512 F and BW.
+        unsafe { dot_quads_in_words(part, weights, x) }
+    }
+    #[inline(always)]
+    fn end_quads(self, sum: __m512i, part: __m512i) -> __m512i {
+        avx512! { _mm512_add_epi32(sum, _mm512_madd_epi16(part, _mm512_set1_epi16(1))) }
     }
     const DOT_INPUTS: usize = 2;
     #[inline(always)]

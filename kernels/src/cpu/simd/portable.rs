@@ -1,6 +1,6 @@
 //! The portable path: plain code over arrays, for any machine and as the reference for the other paths.
 
-use super::{LANES, Op, Simd, from_bf16, to_bf16};
+use super::{E4M3_UNBIAS, LANES, Op, Simd, from_bf16, to_bf16};
 
 /// Every machine supports this path, so a value of this type proves nothing.
 #[derive(Clone, Copy)]
@@ -108,6 +108,58 @@ impl Simd for Portable {
             // SAFETY: by the caller's contract, `4 * LANES` bytes are readable at `weights`.
             let weight = |i: usize| i32::from(unsafe { *weights.add(4 * lane + i) });
             sum[lane] + weight(0) * x[0] + weight(1) * x[1] + weight(2) * x[2] + weight(3) * x[3]
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn load_nibbles(self, from: *const u8) -> [[i32; LANES]; 2] {
+        // SAFETY: by the caller's contract, sixty-four bytes are readable at `from`.
+        let words = unsafe { from.cast::<[i32; LANES]>().read_unaligned() };
+        [words.map(|word| word & 0x0f0f_0f0f), words.map(|word| word >> 4 & 0x0f0f_0f0f)]
+    }
+    #[inline(always)]
+    fn begin_quads(self, sum: [i32; LANES]) -> [i32; LANES] {
+        sum
+    }
+    #[inline(always)]
+    fn dot_quads(self, part: [i32; LANES], weights: [i32; LANES], x: u32) -> [i32; LANES] {
+        let x = x.to_le_bytes().map(|x| i32::from(x.cast_signed()));
+        std::array::from_fn(|lane| {
+            let weight = |i: i32| weights[lane] >> (8 * i) & 15;
+            part[lane] + weight(0) * x[0] + weight(1) * x[1] + weight(2) * x[2] + weight(3) * x[3]
+        })
+    }
+    #[inline(always)]
+    fn end_quads(self, _: [i32; LANES], part: [i32; LANES]) -> [i32; LANES] {
+        part
+    }
+    #[inline(always)]
+    unsafe fn load_u8(self, from: *const u8) -> F {
+        // SAFETY: by the caller's contract, sixteen bytes are readable at `from`.
+        each(|i| f32::from(unsafe { *from.add(i) }))
+    }
+    #[inline(always)]
+    unsafe fn load_i8(self, from: *const u8) -> F {
+        // SAFETY: by the caller's contract, sixteen bytes are readable at `from`.
+        each(|i| f32::from(unsafe { *from.add(i) }.cast_signed()))
+    }
+    #[inline(always)]
+    fn shift_right(self, x: [i32; LANES], bits: u32) -> [i32; LANES] {
+        x.map(|x| (x.cast_unsigned() >> bits).cast_signed())
+    }
+    #[inline(always)]
+    fn look_up(self, table: F, index: [i32; LANES]) -> F {
+        each(|i| table[index[i] as usize & 15])
+    }
+    #[inline(always)]
+    fn widen_i8(self, words: [i32; LANES]) -> F {
+        each(|i| f32::from(words[i] as i8))
+    }
+    #[inline(always)]
+    fn widen_e4m3(self, words: [i32; LANES]) -> F {
+        each(|i| {
+            let word = words[i].cast_unsigned();
+            f32::from_bits((word & 0x80) << 24 | (word & 0x7f) << 20) * E4M3_UNBIAS
         })
     }
 

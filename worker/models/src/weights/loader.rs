@@ -281,7 +281,7 @@ impl<'a, D: Device> Loader<'a, D> {
                 let beside = self.device.screen_bytes(&matrix) + self.device.corrections_bytes(&matrix);
                 views.iter().map(of).sum::<u64>() + beside
             }
-            Quantize::Int8 => self.device.matrix_bytes(&matrix),
+            Quantize::Int8 | Quantize::Int4 => self.device.matrix_bytes(&matrix),
         };
         drop(held);
         self.advance(windows)?;

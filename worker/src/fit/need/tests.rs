@@ -56,7 +56,7 @@ fn a_refusal_has_the_figures_and_what_helps() {
     assert_eq!(
         refused(&settings, 1, host),
         "model: the weights take 8.0 GiB and the smallest planes 2.0 MiB, but 6.0 GiB are free on this machine: take \
-         --quantize int8, more memory or a smaller model"
+         --quantize int8 or int4, more memory or a smaller model"
     );
     let several = refused(&settings, 2, host);
     assert!(several.contains("of 2 workers take 16.0 GiB") && several.contains("--workers"), "{several}");

@@ -1,55 +1,27 @@
 //! Packing of activations before a matrix product: quantisation, and layout in tiles of rows.
+//!
+//! A group of a tile holds the scales of the rows, then the initial values of the rows' integer sums (see [`OFFSET`]),
+//! and then the steps. Each step holds one word of each row.
 
 use super::format::{GROUP, OFFSET, PAD};
 use super::quantise::{Quantised, quantise_lanes};
-use super::work::Work;
 use crate::cpu::gemm::input::InputRow;
-use crate::cpu::gemm::tile::for_tile;
-use crate::cpu::simd::{LANES, Op, Simd};
+use crate::cpu::simd::{LANES, Simd};
 
 /// Number of words per packed row.
-pub(super) const fn row_words(inputs: usize, dot_inputs: usize) -> usize {
+pub(in crate::cpu::quant) const fn row_words(inputs: usize, dot_inputs: usize) -> usize {
     2 * inputs.div_ceil(GROUP) + inputs.next_multiple_of(PAD) / dot_inputs
-}
-
-/// A task that packs groups `groups.0..groups.1` of one tile's activations.
-pub(super) struct PackTile<'a> {
-    pub(super) work: Work<'a>,
-    pub(super) tile: usize,
-    pub(super) groups: (usize, usize),
-}
-
-impl Op for PackTile<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let (_, rows) = self.work.tiling.tile(self.tile);
-        for_tile!(S, rows, self.pack::<S, R, P>(s));
-    }
-}
-
-impl PackTile<'_> {
-    /// Packs a tile of `R` rows. `_P` is the number of panels that [`for_tile`] assigns to `R`.
-    #[inline(always)]
-    fn pack<S: Simd, const R: usize, const _P: usize>(&self, s: S) {
-        let Work { x, tiling, activations, matrix, .. } = self.work;
-        let (inputs, words) = (matrix.shape.inputs, row_words(matrix.shape.inputs, S::DOT_INPUTS));
-        let (first, _) = tiling.tile(self.tile);
-        let rows = x.rows::<S, R>(s, first, inputs);
-        let group_words = R * (2 + GROUP / S::DOT_INPUTS);
-        for group in self.groups.0..self.groups.1 {
-            let len = group_words.min(R * words - group * group_words);
-            // SAFETY: the words of each group of each tile belong to one task.
-            let to = unsafe { activations.slice_mut(first * words + group * group_words, len) };
-            pack_group(s, &rows, group * GROUP, to);
-        }
-    }
 }
 
 /// Packs a group: the scales of the rows, the initial values of the rows' integer sums, and the words of all rows, step
 /// by step.
 #[inline(always)]
-fn pack_group<S: Simd, const R: usize>(s: S, rows: &[InputRow<'_>; R], first: usize, to: &mut [u32]) {
+pub(super) fn pack_group<S: Simd, const R: usize>(
+    s: S,
+    rows: &[InputRow<'_>; R],
+    first: usize,
+    to: &mut [u32],
+) {
     let (scales, rest) = to.split_at_mut(R);
     let (begins, steps) = rest.split_at_mut(R);
     // The words of the rows, in blocks of sixteen words per row. There are four blocks if a word holds two inputs. If a

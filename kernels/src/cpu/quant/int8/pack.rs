@@ -99,7 +99,7 @@ pub(super) fn pack_group<S: Simd, W: Format>(
 
 /// Writes a row's elements from `first` on to `out`, as f32.
 #[inline(always)]
-pub(super) fn widen<S: Simd, W: Format>(s: S, row: &[u8], first: usize, out: &mut [f32]) {
+pub(in crate::cpu::quant) fn widen<S: Simd, W: Format>(s: S, row: &[u8], first: usize, out: &mut [f32]) {
     for (block, out) in out.chunks_mut(LANES).enumerate() {
         // The bytes of a file may be unaligned, so they are copied to an array.
         let mut raw = [W::narrow(0.0); LANES];

@@ -34,11 +34,11 @@ pub(super) fn quantise<S: Simd>(s: S, x: &[f32], out: &mut [i8; GROUP]) -> f32 {
 }
 
 /// A group of activations after rounding.
-pub(super) struct Rounded<S: Simd> {
+pub(in crate::cpu::quant) struct Rounded<S: Simd, const N: usize> {
     /// The scale, equal to the result of [`quantise`].
-    pub(super) scale: f32,
+    pub(in crate::cpu::quant) scale: f32,
     /// The quantised numbers, which are integers.
-    pub(super) numbers: [S::F; GROUP / LANES],
+    pub(in crate::cpu::quant) numbers: [S::F; N],
 }
 
 /// A quantised group of activations.
@@ -54,7 +54,7 @@ pub(super) struct Quantised<S: Simd> {
 
 /// Rounds a group that is in registers. [`quantise`] gives the same result.
 #[inline(always)]
-pub(super) fn round_lanes<S: Simd>(s: S, x: [S::F; GROUP / LANES]) -> Rounded<S> {
+pub(in crate::cpu::quant) fn round_lanes<S: Simd, const N: usize>(s: S, x: [S::F; N]) -> Rounded<S, N> {
     let zero = s.splat(0.0);
     let (mut largest, mut poison) = (zero, zero);
     for x in x {
@@ -63,7 +63,7 @@ pub(super) fn round_lanes<S: Simd>(s: S, x: [S::F; GROUP / LANES]) -> Rounded<S>
     }
     let (largest, poison) = (s.largest(largest), s.sum(poison));
     if largest < TINY {
-        return Rounded { scale: poison, numbers: [zero; GROUP / LANES] };
+        return Rounded { scale: poison, numbers: [zero; N] };
     }
     let inverse = s.splat(MOST / largest);
     let mut numbers = x;

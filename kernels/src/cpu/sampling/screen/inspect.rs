@@ -53,6 +53,6 @@ pub fn bounds(isa: Isa, head: &Weights, x: &Tensor, row: usize) -> Result<Option
 fn parts(head: &Weights) -> Option<(&Matrix, &Screen)> {
     match head {
         Weights::Stored(matrix) => Some((matrix, matrix.screen.as_deref()?)),
-        Weights::Int8(_) => None,
+        Weights::Int8(_) | Weights::Grouped(_) => None,
     }
 }

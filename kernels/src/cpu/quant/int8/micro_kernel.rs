@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 
-use crate::cpu::quant::int8::format::{GROUP, PAD, SCALES, group_bytes};
+use super::format::{GROUP, PAD, SCALES, group_bytes};
 use crate::cpu::simd::{LANES, Simd};
 
 /// A tile of at most this many rows ignores `further` in [`add_product`]. It prefetches only the weights that it

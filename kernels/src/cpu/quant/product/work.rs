@@ -1,6 +1,6 @@
 //! Shared state of the tasks of one group's matrix product.
 
-use super::format::Int8Matrix;
+use super::GroupedProduct;
 use crate::cpu::gemm::Epilogue;
 use crate::cpu::gemm::input::Input;
 use crate::cpu::gemm::tile::Tiling;
@@ -9,15 +9,13 @@ use crate::cpu::simd::{LANES, Simd};
 
 /// State that all tasks of one group's matrix product share.
 ///
-/// Packed activations are stored by tile, and within a tile by group. A group holds the scales of the rows, then the
-/// initial values of the rows' integer sums (see [`OFFSET`](super::format::OFFSET)), and then the steps. Each step
-/// holds one word of each row.
+/// Packed activations are stored by tile, and within a tile by chunk.
 #[derive(Clone, Copy)]
-pub(super) struct Work<'a> {
+pub(in crate::cpu::quant) struct Work<'a, K> {
     pub(super) x: Input<'a>,
     pub(super) tiling: Tiling,
     pub(super) activations: &'a Shared<'a, u32>,
-    pub(super) matrix: &'a Int8Matrix,
+    pub(super) kernel: K,
     pub(super) epilogue: Epilogue<'a>,
     /// Memory of the sums between blocks: `out`, or [`Scratch::sums`](super::scratch::Scratch::sums) for a paired
     /// matrix.
@@ -29,7 +27,7 @@ pub(super) struct Work<'a> {
     pub(super) thread: usize,
 }
 
-impl Work<'_> {
+impl<K: GroupedProduct> Work<'_, K> {
     /// The sums of one row and one panel.
     ///
     /// # Safety
@@ -53,7 +51,7 @@ impl Work<'_> {
         panel: usize,
         sum: S::F,
     ) {
-        let shape = self.matrix.shape;
+        let shape = self.kernel.shape();
         let outputs = LANES.min(shape.outputs - panel * LANES);
         let sum = if outputs < LANES {
             let mut lanes = [0.0; LANES];

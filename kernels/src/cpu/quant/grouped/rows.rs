@@ -1,0 +1,99 @@
+//! The source of a matrix that a checkpoint stores quantised: one or more matrices, cut into panels.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use half::f16;
+
+use super::layout::{GroupLayout, Scales};
+use crate::DeviceError;
+use crate::cpu::memory::fused_matrices::Shape;
+use crate::cpu::simd::LANES;
+use crate::device::QuantizedRows;
+
+/// Number of samples per source matrix, and bytes per sample.
+const SAMPLES: (usize, usize) = (4, 64);
+
+/// Quantised matrices that one packed matrix holds: stacked one below another (q, k and v), or a pair with the same
+/// number of rows (gate and up).
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct FusedRows<'a> {
+    matrices: &'a [QuantizedRows<'a>],
+    pub(in crate::cpu) shape: Shape,
+    pub(in crate::cpu) layout: GroupLayout,
+}
+
+impl<'a> FusedRows<'a> {
+    pub(in crate::cpu) fn new(matrices: &'a [QuantizedRows<'a>], paired: bool) -> Result<Self, DeviceError> {
+        let first =
+            matrices.first().ok_or_else(|| DeviceError::Misuse("no matrices to fuse into one".to_owned()))?;
+        matrices.iter().try_for_each(QuantizedRows::check)?;
+        let zeros = first.zero_points.is_some();
+        if let Some(other) = matrices.iter().find(|other| {
+            (other.element, other.columns, other.zero_points.is_some())
+                != (first.element, first.columns, zeros)
+        }) {
+            return Err(DeviceError::Unsupported(format!(
+                "{:?} of {} columns, zero points {}, fused with {:?} of {} columns, zero points {zeros}",
+                other.element,
+                other.columns,
+                other.zero_points.is_some(),
+                first.element,
+                first.columns,
+            )));
+        }
+        let outputs = matrices.iter().map(|matrix| matrix.rows).sum();
+        if paired && !(matrices.len() == 2 && 2 * first.rows == outputs) {
+            return Err(DeviceError::Misuse(format!(
+                "gate and up as {} matrices, {outputs} rows",
+                matrices.len()
+            )));
+        }
+        let divides = |group: &usize| {
+            matrices
+                .iter()
+                .all(|matrix| matrix.group >= matrix.columns || matrix.group.is_multiple_of(*group))
+        };
+        let group = [128, 64, 32].into_iter().find(divides).unwrap_or(16);
+        let is_half = |scale: &f32| f16::from_f32(*scale).to_f32().to_bits() == scale.to_bits();
+        let halves = matrices.iter().all(|matrix| matrix.scales.iter().all(is_half));
+        let scales = if halves { Scales::Half } else { Scales::Single };
+        let layout = GroupLayout { codes: first.element, group, scales, zeros };
+        Ok(Self { matrices, shape: Shape { outputs, inputs: first.columns, paired }, layout })
+    }
+
+    /// The rows of a panel: each a matrix and the index of the row in it. In a paired matrix, the panels of gate and up
+    /// alternate.
+    pub(super) fn rows(&self, panel: usize) -> [Option<(&'a QuantizedRows<'a>, usize)>; LANES] {
+        let (matrices, first) = match self.shape.paired {
+            true => (&self.matrices[panel % 2..][..1], panel / 2 * LANES),
+            false => (self.matrices, panel * LANES),
+        };
+        std::array::from_fn(|lane| {
+            let mut index = first + lane;
+            for matrix in matrices {
+                if index < matrix.rows {
+                    return Some((matrix, index));
+                }
+                index -= matrix.rows;
+            }
+            None
+        })
+    }
+
+    /// Returns a hash of the scales and of a few samples of the codes. The hash detects a checkpoint that was changed in
+    /// place.
+    pub(in crate::cpu) fn fingerprint(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        for matrix in self.matrices {
+            (matrix.rows, matrix.columns, matrix.group, matrix.rows_per_scale).hash(&mut hasher);
+            matrix.scales.iter().for_each(|scale| scale.to_bits().hash(&mut hasher));
+            matrix.zero_points.hash(&mut hasher);
+            let (count, len) = SAMPLES;
+            for sample in 0..count {
+                let from = matrix.codes.len().saturating_sub(len) / (count - 1) * sample;
+                matrix.codes[from..matrix.codes.len().min(from + len)].hash(&mut hasher);
+            }
+        }
+        hasher.finish()
+    }
+}

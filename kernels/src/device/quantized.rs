@@ -1,0 +1,107 @@
+//! Weights that a checkpoint stores quantised.
+
+use crate::DeviceError;
+
+/// The type of one quantised weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum QuantizedType {
+    /// An integer in 0 ..= 15. Its zero point is 8 unless the rows have zero points.
+    Int4,
+    /// An integer in -128 ..= 127. Its zero point is 0 unless the rows have zero points.
+    Int8,
+    /// A float of eight bits with four bits of exponent and no infinities (`float8_e4m3fn`).
+    E4m3,
+    /// A float of four bits with two bits of exponent.
+    E2m1,
+}
+
+impl QuantizedType {
+    /// Bits per weight.
+    pub const fn bits(self) -> usize {
+        match self {
+            Self::Int4 | Self::E2m1 => 4,
+            Self::Int8 | Self::E4m3 => 8,
+        }
+    }
+}
+
+/// A quantised weight matrix in host memory, row major: `[rows, columns]` = `[outputs, inputs]`. The value of a weight
+/// is `(code - zero point) * scale`.
+#[derive(Clone, Copy, Debug)]
+pub struct QuantizedRows<'a> {
+    /// The codes, from the first of the first row to the last of the last row. Each row starts at a whole byte. Of two
+    /// codes of four bits in a byte, the one in the low bits comes first.
+    pub codes: &'a [u8],
+    /// Type of the codes.
+    pub element: QuantizedType,
+    /// Number of outputs.
+    pub rows: usize,
+    /// Number of inputs.
+    pub columns: usize,
+    /// Number of bytes from the start of a row to the start of the next.
+    pub stride: usize,
+    /// Number of inputs that share a scale: a multiple of 16, or at least `columns`. The last group of a row can be
+    /// partial.
+    pub group: usize,
+    /// Number of outputs that share a scale: 1, or the height of a block.
+    pub rows_per_scale: usize,
+    /// The scales, `[rows / rows_per_scale, columns / group]`, both rounded up.
+    pub scales: &'a [f32],
+    /// The zero points in the shape of `scales`, for integers only. A zero point is a code: for [`QuantizedType::Int8`],
+    /// a signed byte.
+    pub zero_points: Option<&'a [u8]>,
+}
+
+impl<'a> QuantizedRows<'a> {
+    /// Number of bytes of the codes of one row.
+    pub fn row_bytes(&self) -> usize {
+        (self.columns * self.element.bits()).div_ceil(8)
+    }
+
+    /// The codes of row `index`, which must be below `rows`.
+    pub fn row(&self, index: usize) -> &'a [u8] {
+        &self.codes[index * self.stride..][..self.row_bytes()]
+    }
+
+    /// Number of groups of one row.
+    pub fn groups(&self) -> usize {
+        self.columns.div_ceil(self.group.max(1))
+    }
+
+    /// Index of the scale of `row` and `column` in `scales`.
+    pub fn scale_index(&self, row: usize, column: usize) -> usize {
+        row / self.rows_per_scale * self.groups() + column / self.group
+    }
+
+    /// Returns an error that names the first member that does not fit the others.
+    pub fn check(&self) -> Result<(), DeviceError> {
+        let Self { codes, element, rows, columns, stride, group, rows_per_scale, scales, zero_points } = self;
+        let misuse =
+            |what: String| Err(DeviceError::Misuse(format!("{what} of {rows} x {columns} {element:?}")));
+        if *group == 0 || *rows_per_scale == 0 || *rows == 0 || *columns == 0 {
+            return misuse(format!("groups of {rows_per_scale} x {group} weights"));
+        }
+        if !group.is_multiple_of(16) && group < columns {
+            return Err(DeviceError::Unsupported(format!(
+                "groups of {group} inputs, which are not multiples of 16"
+            )));
+        }
+        let bytes = (*rows - 1).checked_mul(*stride).and_then(|gaps| gaps.checked_add(self.row_bytes()));
+        if *stride < self.row_bytes() || bytes != Some(codes.len()) {
+            return misuse(format!("{} bytes of codes in rows of {stride} bytes", codes.len()));
+        }
+        let wanted = rows.div_ceil(*rows_per_scale).checked_mul(self.groups());
+        if wanted != Some(scales.len()) {
+            return misuse(format!("{} scales of groups of {rows_per_scale} x {group}", scales.len()));
+        }
+        let Some(zero_points) = zero_points else { return Ok(()) };
+        if !matches!(element, QuantizedType::Int4 | QuantizedType::Int8) {
+            return misuse("zero points".to_owned());
+        }
+        let is_code = |zero: &u8| *element == QuantizedType::Int8 || *zero < 16;
+        if wanted != Some(zero_points.len()) || !zero_points.iter().all(is_code) {
+            return misuse(format!("{} zero points", zero_points.len()));
+        }
+        Ok(())
+    }
+}
