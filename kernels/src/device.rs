@@ -29,7 +29,7 @@ pub use self::dense::{Dense, Embed, GateUp, Linear, Norm, VocabularyShard};
 pub(crate) use self::experts::MixSizes;
 pub use self::experts::{ExpertBuffers, Experts, MixExperts, Routing};
 pub use self::planes::{KvShape, PlanesShape};
-pub use self::quantized::{QuantizedRows, QuantizedType};
+pub use self::quantized::{INT4_GROUP, QuantizedRows, QuantizedType};
 pub use self::recurrence::{DecayedSum, Recurrence};
 pub use self::rotary::{RopeFrequencies, Rotary};
 pub(crate) use self::sampler::preconditions as sampler_preconditions;
@@ -220,8 +220,8 @@ pub trait Device: Send + Sized + 'static {
         gate_up: [HostMatrix<'_>; 2],
         quantize: Quantize,
     ) -> Result<Self::Matrix, DeviceError>;
-    /// Loads a weight matrix that the checkpoint stores quantised. The device holds it as it is stored. Its rows are the
-    /// rows of `matrices`, which have the same number of columns and the same type of codes.
+    /// Loads a weight matrix that the checkpoint stores quantised. The device holds it as it is stored. Its rows are
+    /// the rows of `matrices`, which have the same number of columns and the same type of codes.
     fn quantized_matrix(&mut self, matrices: &[QuantizedRows<'_>]) -> Result<Self::Matrix, DeviceError> {
         Err(unsupported(self, matrices))
     }

@@ -21,7 +21,7 @@ WRONG = [
     ("conductor.settings.kv_cache_memory", 0, None),
     ("conductor.settings.pin_threads", "yes", None),
     ("conductor.settings.heartbeat_timeout", 1, None),
-    ("conductor.settings.quantize", "int4", None),
+    ("conductor.settings.quantize", "int3", None),
     ("conductor.settings.http", "0.0.0.0:80", None),
     ("conductor.settings.workers", 2, None),
     ("conductor.settings.connections.max_opened", 9, None),

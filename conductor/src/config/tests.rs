@@ -135,8 +135,8 @@ fn a_simulated_device_quantises_nothing() {
         let error = load(&["--packed-weights=/tmp", other]).unwrap_err();
         assert_eq!(error.field(), Some("packed_weights"), "{error}");
     }
-    let error = command_line(&["--quantize=int4"]).unwrap_err().to_string();
-    assert!(error.contains("int4") && error.contains("none, int8"), "{error}");
+    let error = command_line(&["--quantize=int3"]).unwrap_err().to_string();
+    assert!(error.contains("int3") && error.contains("none, int8, int4"), "{error}");
 }
 
 #[test]

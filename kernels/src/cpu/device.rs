@@ -8,10 +8,12 @@ mod dense;
 mod experts;
 mod recurrence;
 mod sampler;
+mod weights;
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use self::weights::{of_head, pack};
 use super::experts::Routes;
 use super::gemm;
 use super::memory::fused_matrices::FusedMatrices;
@@ -19,9 +21,7 @@ use super::memory::matrix::{Elements, Form, Matrix};
 use super::memory::weights::Packing;
 use super::memory::{PackedWeights, Planes, Tensor, Vector, Weights, kv};
 use super::quant;
-use super::quant::block_float::Corrections;
-use super::quant::grouped::{self, Activations, FusedRows, GroupedMatrix};
-use super::quant::int8::Screen;
+use super::quant::grouped::Activations;
 use super::sampling::screen::{self, ScreenCounts};
 use super::sampling::{argmax, sample};
 use super::simd::Isa;
@@ -154,86 +154,6 @@ impl CpuDevice {
     /// Returns how often the screens (int8 copies) of LM heads were used.
     pub fn screen_counts(&self) -> ScreenCounts {
         self.screening.counts()
-    }
-
-    fn pack(
-        &mut self,
-        matrices: &[HostMatrix<'_>],
-        paired: bool,
-        quantize: Quantize,
-    ) -> Result<Weights, DeviceError> {
-        let (path, pool, source) = (self.path, &mut self.pool, FusedMatrices::new(matrices, paired)?);
-        let packing = Packing::new(quantize, Form::of(source.dtype, path));
-        let weights = pack(&self.packed, source, packing, || Weights::pack(path, pool, source, packing))?;
-        self.fit(&weights)?;
-        Ok(weights)
-    }
-
-    /// Packs a matrix that the checkpoint stores quantised.
-    fn pack_rows(&mut self, matrices: &[QuantizedRows<'_>], paired: bool) -> Result<Weights, DeviceError> {
-        let (pool, source) = (&mut self.pool, FusedRows::new(matrices, paired)?);
-        let mut pack = || Ok(Weights::Grouped(GroupedMatrix::pack(pool, source)?));
-        let weights = match &self.packed {
-            Some(packed) => packed.quantised(source, pack)?,
-            None => pack()?,
-        };
-        self.fit(&weights)?;
-        Ok(weights)
-    }
-
-    /// Makes room in the scratch memory for products with these weights.
-    fn fit(&mut self, weights: &Weights) -> Result<(), DeviceError> {
-        if let Weights::Grouped(matrix) = weights
-            && grouped::is_widened(matrix.layout, self.activations)
-        {
-            self.quantised.fit_widened()?;
-        }
-        match weights {
-            Weights::Int8(_) | Weights::Grouped(_) if weights.shape().paired => {
-                self.quantised.fit_pair(weights.shape())
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Collects the exact values of the weights that the packed form of an embedding table rounds.
-    fn pack_corrections(&mut self, matrices: &[HostMatrix<'_>]) -> Result<Corrections, DeviceError> {
-        let (path, pool, source) = (self.path, &mut self.pool, FusedMatrices::new(matrices, false)?);
-        match &self.packed {
-            Some(packed) => packed.corrections(path, pool, source),
-            None => Corrections::pack(path, pool, source),
-        }
-    }
-
-    /// Packs the screen (int8 copy) of an LM head.
-    fn pack_screen(&mut self, matrices: &[HostMatrix<'_>]) -> Result<Option<Screen>, DeviceError> {
-        let (path, pool, source) = (self.path, &mut self.pool, FusedMatrices::new(matrices, false)?);
-        let mut pack = || Screen::pack(path, pool, source, Form::of(source.dtype, path));
-        match &self.packed {
-            Some(packed) => packed.screen(source, pack),
-            None => pack(),
-        }
-    }
-}
-
-/// The quantisation of LM heads and tables of embeddings: eight bits where other matrices have four.
-fn of_head(quantize: Quantize) -> Quantize {
-    match quantize {
-        Quantize::None => Quantize::None,
-        Quantize::Int8 | Quantize::Int4 => Quantize::Int8,
-    }
-}
-
-/// Returns a packed matrix: from the cache file of packed weights, if there is one, else from `pack`.
-fn pack(
-    packed: &Option<PackedWeights>,
-    source: FusedMatrices<'_>,
-    packing: Packing,
-    pack: impl FnOnce() -> Result<Weights, DeviceError>,
-) -> Result<Weights, DeviceError> {
-    match packed {
-        Some(packed) => packed.matrix(source, packing, pack),
-        None => pack(),
     }
 }
 

@@ -26,9 +26,23 @@ pub(super) use portable::Portable;
 /// Number of f32 lanes of a value.
 pub(super) const LANES: usize = 16;
 
-/// The factor that turns an e4m3, whose exponent and mantissa are in the place of those of an f32, into its number: their
-/// biases are 7 and 127.
-pub(super) const E4M3_UNBIAS: f32 = f32::from_bits((127 + 120) << 23);
+/// The bits that turn an e4m3, whose exponent and mantissa are in the place of those of an f32, into its number unless
+/// it is subnormal: the biases of the exponents are 7 and 127.
+const E4M3_BIAS: i32 = (127 - 7) << 23;
+/// The smallest e4m3 that is not subnormal.
+const E4M3_LEAST: f32 = 1.0 / 64.0;
+
+/// The number of an e4m3 other than NaN.
+///
+/// With the bias, the bits of a subnormal `m * 2^-9` stand for `(1 + m/8) * 2^-7`. Twice that less 2^-6 is the number,
+/// and is the smaller of the two. For all other numbers, it is the larger. No f32 is subnormal, since CPUs are slow
+/// with those.
+#[inline(always)]
+pub(super) fn e4m3(code: u8) -> f32 {
+    let normal = f32::from_bits((u32::from(code & 0x7f) << 20) + E4M3_BIAS.cast_unsigned());
+    let magnitude = normal.min(normal * 2.0 - E4M3_LEAST);
+    if code & 0x80 == 0 { magnitude } else { -magnitude }
+}
 
 /// A piece of code that is compiled once for each instruction path.
 pub(super) trait Op {
@@ -168,11 +182,12 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     ///
     /// Sixty-four bytes are readable at `from`.
     unsafe fn load_nibbles(self, from: *const u8) -> [Self::I; 2];
-    /// Returns the initial value of [`Self::dot_quads`] for the integer sums `sum`: up to eight dot products are added to
-    /// it, and [`Self::end_quads`] turns it into integer sums again. In between, a path may keep sums of sixteen bits.
+    /// Returns the initial value of [`Self::dot_quads`] for the integer sums `sum`: up to eight dot products are added
+    /// to it, and [`Self::end_quads`] turns it into integer sums again. In between, a path may keep sums of sixteen
+    /// bits.
     fn begin_quads(self, sum: Self::I) -> Self::I;
-    /// `part + Σ weights[lane][i] * x[i]` over four inputs, exactly. `weights` holds four integers in 0 ..= 15 per lane,
-    /// and `x` four 8-bit integers in -127 ..= 127.
+    /// `part + Σ weights[lane][i] * x[i]` over four inputs, exactly. `weights` holds four integers in 0 ..= 15 per
+    /// lane, and `x` four 8-bit integers in -127 ..= 127.
     fn dot_quads(self, part: Self::I, weights: Self::I, x: u32) -> Self::I;
     /// Returns `sum` plus the dot products that were added to `begin_quads(sum)`.
     fn end_quads(self, sum: Self::I, part: Self::I) -> Self::I;
@@ -194,8 +209,8 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     fn look_up(self, table: Self::F, index: Self::I) -> Self::F;
     /// Returns the lowest byte of each word, as a signed number.
     fn widen_i8(self, words: Self::I) -> Self::F;
-    /// Returns the lowest byte of each word, as a float with four bits of exponent (e4m3). The result is unspecified for
-    /// NaN.
+    /// Returns the lowest byte of each word, as a float with four bits of exponent (e4m3). The result is unspecified
+    /// for NaN.
     fn widen_e4m3(self, words: Self::I) -> Self::F;
 
     /// Loads thirty-two i16, two per lane.

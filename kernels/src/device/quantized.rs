@@ -2,6 +2,10 @@
 
 use crate::DeviceError;
 
+/// Number of inputs that share a scale of two bytes if weights are quantised as
+/// [`Quantize::Int4`](crate::Quantize::Int4).
+pub const INT4_GROUP: usize = 32;
+
 /// The type of one quantised weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QuantizedType {
@@ -47,8 +51,8 @@ pub struct QuantizedRows<'a> {
     pub rows_per_scale: usize,
     /// The scales, `[rows / rows_per_scale, columns / group]`, both rounded up.
     pub scales: &'a [f32],
-    /// The zero points in the shape of `scales`, for integers only. A zero point is a code: for [`QuantizedType::Int8`],
-    /// a signed byte.
+    /// The zero points in the shape of `scales`, for integers only. A zero point is a code: for
+    /// [`QuantizedType::Int8`], a signed byte.
     pub zero_points: Option<&'a [u8]>,
 }
 

@@ -32,7 +32,7 @@ const FLAGS: &[(&[&str], &str)] = &[
     (&["context-length"], "--max-model-len limits prompt and output of one request together"),
     (
         &["quantization"],
-        "--quantize int8 quantises weights at the start; checkpoints that are quantised are not read",
+        "--quantize int8 or int4 quantises weights at the start; checkpoints that are quantised are not read",
     ),
     (&["api-key"], "--api-key-file FILE has the names, hashes and limits of keys: docs/security.md"),
     (&["tokenizer", "tokenizer-path"], "the tokenizer is tokenizer.json in the folder of --model"),

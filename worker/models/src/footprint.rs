@@ -1,18 +1,16 @@
 //! The memory that a model will take, computed from its config and the headers of its weights before anything is
 //! loaded.
 
-use tutti_kernels::{Quantize, WeightType, collective::GroupRank};
+use tutti_kernels::{INT4_GROUP, Quantize, WeightType, collective::GroupRank};
 
 use crate::{
     LoadError, LoadOptions,
     decoder::{EndSpecs, RankPlanes, TextShape},
-    weights::{Precision, Source, TensorSpec},
+    weights::{Precision, Source, TensorSpec, check_groups},
 };
 
 /// Number of inputs that share a scale of four bytes in int8.
 const INT8_GROUP: usize = 128;
-/// Number of inputs that share a scale of two bytes in int4.
-const INT4_GROUP: usize = 32;
 
 /// The memory of one rank, as its device will hold it. The sizes are lower bounds: they count no padding, no screen of
 /// the LM head and no buffers of steps.
@@ -37,15 +35,21 @@ impl Footprint {
     ) -> Result<Self, LoadError> {
         let ends = EndSpecs::fewest(shape, source);
         let mut weight_bytes = 0u64;
-        let mut add = |spec: &TensorSpec| {
-            let bytes =
-                held_bytes(spec, source.check_range(spec, &spec.shard_range(rank))?, options.quantize, rank);
+        let mut add = |spec: &TensorSpec, quantize| {
+            check_groups(spec, quantize, rank)?;
+            let dtype = source.check_range(spec, &spec.shard_range(rank))?;
+            let bytes = held_bytes(spec, dtype, quantize, rank);
             weight_bytes = weight_bytes.saturating_add(bytes);
             Ok::<_, LoadError>(())
         };
-        ends.all().try_for_each(&mut add)?;
+        // Devices hold embeddings and LM heads in eight bits where they hold other matrices in four.
+        let of_ends = match options.quantize {
+            Quantize::None => Quantize::None,
+            Quantize::Int8 | Quantize::Int4 => Quantize::Int8,
+        };
+        ends.all().try_for_each(|spec| add(spec, of_ends))?;
         for spec in layers {
-            add(spec)?;
+            add(spec, options.quantize)?;
         }
         let dtype = source.check(&ends.embedding)?;
         let planes = RankPlanes::new(shape, options.page_tokens, dtype, rank);

@@ -15,7 +15,7 @@ mod unused;
 
 pub(crate) use dummy::Dummy;
 pub(crate) use gguf::GgufFile;
-pub(crate) use loader::{Loader, Progress, Source};
+pub(crate) use loader::{Loader, Progress, Source, check_groups};
 pub(crate) use safetensors::SafetensorsDir;
 pub(crate) use shard::{Cut, Section, ShardRange, Window};
 pub(crate) use tutti_kernels::collective::share;

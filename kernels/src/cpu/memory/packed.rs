@@ -107,7 +107,8 @@ impl PackedWeights {
         self.entry(&[kind], map, pack, |weights| (0, weights.packed()))
     }
 
-    /// Returns the packed matrix of `source`, which the checkpoint stores quantised, in the same way as [`Self::matrix`].
+    /// Returns the packed matrix of `source`, which the checkpoint stores quantised, in the same way as
+    /// [`Self::matrix`].
     pub(in crate::cpu) fn quantised(
         &self,
         source: FusedRows<'_>,

@@ -1,8 +1,8 @@
 //! `y = x · Wᵀ` with weights whose inputs are in groups that have scales of their own.
 //!
 //! Activations are packed first, into tiles of a few rows: see [`GroupedProduct::pack`]. Then every panel of weights is
-//! multiplied by every tile while the panel is in the cache, so that weights are read from memory once for all rows. The
-//! form of the weights determines the layout of packed activations and the micro-kernel, which a [`GroupedProduct`]
+//! multiplied by every tile while the panel is in the cache, so that weights are read from memory once for all rows.
+//! The form of the weights determines the layout of packed activations and the micro-kernel, which a [`GroupedProduct`]
 //! supplies.
 
 mod pack;
@@ -27,8 +27,8 @@ use crate::cpu::simd::isa::Path;
 use crate::cpu::simd::{LANES, Op, Simd};
 use crate::cpu::threads::pool::ThreadPool;
 
-/// Number of inputs per chunk. A product is divided into blocks of whole chunks, and each chunk of activations is packed
-/// at once. A chunk holds whole groups.
+/// Number of inputs per chunk. A product is divided into blocks of whole chunks, and each chunk of activations is
+/// packed at once. A chunk holds whole groups.
 pub(super) const CHUNK: usize = 128;
 
 /// A kind of product: the form of the weights, the layout of the packed activations, and the micro-kernel.
@@ -54,8 +54,8 @@ pub(super) trait GroupedProduct: Copy + Send + Sync {
     /// # Safety
     ///
     /// `x` is readable for the words of `R` rows of `inputs` activations, and each of `panels` for the groups that hold
-    /// these inputs. `further` holds, for each panel, the distance in bytes to the panel to prefetch. If the distance is
-    /// 0, the weights that this tile multiplies next are prefetched instead.
+    /// these inputs. `further` holds, for each panel, the distance in bytes to the panel to prefetch. If the distance
+    /// is 0, the weights that this tile multiplies next are prefetched instead.
     unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
         self,
         s: S,
@@ -83,7 +83,8 @@ const FEW_TILES: usize = 4;
 /// Minimum number of activations per packing task, below which waking another thread costs more than it saves.
 const PACKED_AT_ONCE: usize = 8 << 10;
 
-/// Computes a matrix product. `new` returns the kind of product with a matrix. `scratch` must have room for the product's rows and inputs.
+/// Computes a matrix product. `new` returns the kind of product with a matrix. `scratch` must have room for the
+/// product's rows and inputs.
 pub(super) fn linear<'a, K: GroupedProduct>(
     path: Path,
     pool: &mut ThreadPool,

@@ -3,7 +3,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::{E4M3_UNBIAS, LANES, Op, Simd};
+use super::{E4M3_BIAS, E4M3_LEAST, LANES, Op, Simd};
 
 /// Proof that the machine has AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
@@ -121,8 +121,9 @@ impl Avx2 {
         avx2! {
             let sign = _mm256_slli_epi32::<24>(_mm256_and_si256(words, _mm256_set1_epi32(0x80)));
             let number = _mm256_slli_epi32::<20>(_mm256_and_si256(words, _mm256_set1_epi32(0x7f)));
-            let biased = _mm256_castsi256_ps(_mm256_or_si256(sign, number));
-            _mm256_mul_ps(biased, _mm256_set1_ps(E4M3_UNBIAS))
+            let normal = _mm256_castsi256_ps(_mm256_add_epi32(number, _mm256_set1_epi32(E4M3_BIAS)));
+            let subnormal = _mm256_fmsub_ps(normal, _mm256_set1_ps(2.0), _mm256_set1_ps(E4M3_LEAST));
+            _mm256_or_ps(_mm256_castsi256_ps(sign), _mm256_min_ps(normal, subnormal))
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::arch::{asm, x86_64::*};
 
-use super::{E4M3_UNBIAS, LANES, Op, Simd};
+use super::{E4M3_BIAS, E4M3_LEAST, LANES, Op, Simd};
 
 type F = __m512;
 
@@ -129,8 +129,8 @@ unsafe fn dot_words(sum: __m512i, weights: *const u8, x: u32) -> __m512i {
     }
 }
 
-/// [`Simd::dot_quads`] with sums of sixteen bits: eight dot products of two inputs are at most 8 * 2 * 15 * 127, which is
-/// below 2^15.
+/// [`Simd::dot_quads`] with sums of sixteen bits: eight dot products of two inputs are at most 8 * 2 * 15 * 127, which
+/// is below 2^15.
 ///
 /// # Safety
 ///
@@ -262,8 +262,12 @@ macro_rules! simd {
                 avx512! {
                     let sign = _mm512_slli_epi32::<24>(_mm512_and_si512(words, _mm512_set1_epi32(0x80)));
                     let number = _mm512_slli_epi32::<20>(_mm512_and_si512(words, _mm512_set1_epi32(0x7f)));
-                    let biased = _mm512_castsi512_ps(_mm512_or_si512(sign, number));
-                    _mm512_mul_ps(biased, _mm512_set1_ps(E4M3_UNBIAS))
+                    let biased = _mm512_add_epi32(number, _mm512_set1_epi32(E4M3_BIAS));
+                    let normal = _mm512_castsi512_ps(biased);
+                    let least = _mm512_set1_ps(E4M3_LEAST);
+                    let subnormal = _mm512_fmsub_ps(normal, _mm512_set1_ps(2.0), least);
+                    let magnitude = _mm512_castps_si512(_mm512_min_ps(normal, subnormal));
+                    _mm512_castsi512_ps(_mm512_or_si512(sign, magnitude))
                 }
             }
 

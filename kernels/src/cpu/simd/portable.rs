@@ -1,6 +1,6 @@
 //! The portable path: plain code over arrays, for any machine and as the reference for the other paths.
 
-use super::{E4M3_UNBIAS, LANES, Op, Simd, from_bf16, to_bf16};
+use super::{LANES, Op, Simd, e4m3, from_bf16, to_bf16};
 
 /// Every machine supports this path, so a value of this type proves nothing.
 #[derive(Clone, Copy)]
@@ -157,10 +157,7 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn widen_e4m3(self, words: [i32; LANES]) -> F {
-        each(|i| {
-            let word = words[i].cast_unsigned();
-            f32::from_bits((word & 0x80) << 24 | (word & 0x7f) << 20) * E4M3_UNBIAS
-        })
+        each(|i| e4m3(words[i] as u8))
     }
 
     #[inline(always)]

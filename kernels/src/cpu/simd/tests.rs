@@ -114,3 +114,45 @@ fn bf16_rounds_to_nearest_even() {
         }
     }
 }
+
+/// Widens the first of every four of sixty-four codes, each in three ways, and looks its lowest bits up in a table.
+struct Widened<'a>(&'a [u8; 64], &'a [f32; 16]);
+impl Op for Widened<'_> {
+    type Output = [[f32; 16]; 4];
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> [[f32; 16]; 4] {
+        // SAFETY: there are sixty-four codes.
+        let (words, bytes) = unsafe { (s.load_i(self.0.as_ptr().cast()), s.load_u8(self.0.as_ptr())) };
+        let found = s.look_up(s.load_some(self.1, 0.0), s.shift_right(words, 8));
+        [s.widen_e4m3(words), s.widen_i8(words), bytes, found].map(|x| {
+            let mut lanes = [0.0; 16];
+            s.store_some(&mut lanes, x);
+            lanes
+        })
+    }
+}
+
+#[test]
+fn all_codes_are_widened_exactly() {
+    let table: [f32; 16] = std::array::from_fn(|i| (i as f32).sqrt());
+    for isa in testable("codes") {
+        for first in (0..=255u8).step_by(16) {
+            let codes: [u8; 64] = std::array::from_fn(|i| first.wrapping_add((i / 4 + 5 * (i % 4)) as u8));
+            let [floats, integers, bytes, found] = Path::new(isa).unwrap().run_int8(Widened(&codes, &table));
+            for lane in 0..16 {
+                let code = codes[4 * lane];
+                let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7) / 8.0);
+                let magnitude =
+                    if exponent == 0 { mantissa / 64.0 } else { (1.0 + mantissa) * 2f32.powi(exponent - 7) };
+                let want = if code & 0x80 == 0 { magnitude } else { -magnitude };
+                if code & 0x7f != 0x7f {
+                    assert_eq!(floats[lane].to_bits(), want.to_bits(), "{isa}: {code:#x}");
+                    assert_eq!(e4m3(code).to_bits(), want.to_bits(), "{code:#x}");
+                }
+                assert_eq!(integers[lane], f32::from(code.cast_signed()), "{isa}: {code:#x}");
+                assert_eq!(bytes[lane], f32::from(codes[lane]), "{isa}: {code:#x}");
+                assert_eq!(found[lane], table[usize::from(codes[4 * lane + 1] & 15)], "{isa}: {code:#x}");
+            }
+        }
+    }
+}

@@ -2,7 +2,9 @@
 
 use std::{borrow::Cow, collections::VecDeque, path::Path};
 
-use tutti_kernels::{Device, DeviceError, HostMatrix, Quantize, WeightType, collective::GroupRank};
+use tutti_kernels::{
+    Device, DeviceError, HostMatrix, INT4_GROUP, Quantize, WeightType, collective::GroupRank,
+};
 use tutti_runtime::gguf;
 
 use super::{
@@ -134,6 +136,21 @@ impl<'a> HostWindow<'a> {
     }
 }
 
+/// Refuses a rank's share of a tensor's inputs that cuts a group of weights in four bits: the ranks would hold other
+/// numbers than a single device.
+pub(crate) fn check_groups(spec: &TensorSpec, quantize: Quantize, rank: GroupRank) -> Result<(), LoadError> {
+    let (share, inputs) = (spec.shard_range(rank).columns.len(), spec.dims.columns);
+    let is_cut = share < inputs && !share.is_multiple_of(INT4_GROUP);
+    if quantize != Quantize::Int4 || spec.precision != Precision::Configured || !is_cut {
+        return Ok(());
+    }
+    let name = &spec.name;
+    Err(DeviceError::Unsupported(format!(
+        "quantize int4: a rank's {share} of {inputs} inputs of {name:?} cut a group of {INT4_GROUP}: take fewer ranks"
+    ))
+    .into())
+}
+
 /// Loads this rank's shard of a family's tensors from a source onto a device.
 pub(crate) struct Loader<'a, D: Device> {
     source: Source,
@@ -161,6 +178,7 @@ impl<'a, D: Device> Loader<'a, D> {
         let (mut total, mut extents) = (0, VecDeque::new());
         for spec in specs {
             let range = spec.shard_range(device.group_rank());
+            check_groups(spec, quantize, device.group_rank())?;
             total += (range.elements() * source.check_range(spec, &range)?.bytes()) as u64;
             match &mut source {
                 Source::Files(files) => files.mark_used(&spec.name),

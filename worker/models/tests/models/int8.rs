@@ -1,4 +1,4 @@
-//! `--quantize int8` on a whole model: deviation of logprobs, memory, and batch invariance.
+//! `--quantize int8` and `int4` on a whole model: deviation of logprobs, memory, and batch invariance.
 
 use std::{
     fs,
@@ -6,17 +6,17 @@ use std::{
 };
 
 use crate::common::{
-    bits, config, generate,
+    bits, config, device, generate,
     goldens::{Case, LENGTHS},
-    group::of_ranks_as,
-    loaded_as, prompt, try_load_as, unscreened_device, write_config,
+    group::{Lone, of_ranks_as},
+    loaded_as, options, prompt, try_load_as, unscreened_device, write_config,
 };
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
-use tutti_kernels::TokenScore;
+use tutti_kernels::{TokenScore, collective::GroupRank};
 use tutti_models::{
     LoadFormat::{Auto, Dummy},
-    Model, Quantize,
+    Model, Quantize, footprints,
 };
 
 /// Deviation between two sets of logprobs.
@@ -57,12 +57,14 @@ fn the_shipped_model_strays_little() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/tutti-tiny/checkpoint");
     let prompts: Vec<Vec<u32>> = serde_json::from_str(include_str!("int8/oracle_ids.json")).unwrap();
     let stored = logprobs(&mut *loaded_as(&dir, Auto, Quantize::None), &prompts);
-    let int8 = logprobs(&mut *loaded_as(&dir, Auto, Quantize::Int8), &prompts);
-    let deviation = Deviation::between(&int8, &stored);
-    report("tutti-tiny", "its bf16", int8.len(), &deviation);
     // The bounds are 1.25 times the measured values, because some instruction paths round differently.
-    assert!(deviation.mean < 0.02 && deviation.p99 < 0.15, "strays too far");
-    assert!(deviation.greatest > 0.0, "nothing was quantised");
+    for (quantize, mean, p99) in [(Quantize::Int8, 0.02, 0.15), (Quantize::Int4, 0.12, 1.25)] {
+        let quantised = logprobs(&mut *loaded_as(&dir, Auto, quantize), &prompts);
+        let deviation = Deviation::between(&quantised, &stored);
+        report(&format!("tutti-tiny in {quantize:?}"), "its bf16", quantised.len(), &deviation);
+        assert!(deviation.mean < mean && deviation.p99 < p99, "strays too far in {quantize:?}");
+        assert!(deviation.greatest > 0.0, "nothing was quantised");
+    }
 }
 
 /// Compares a golden model in int8 with the same model in its stored type, and with the reference of Hugging Face.
@@ -79,13 +81,18 @@ fn golden(set: &str, model: &str) {
         cases.iter().flat_map(|case| (1..case.prompt.len()).map(|i| case.logprob(i) as f32)).collect();
     let prompts: Vec<Vec<u32>> = cases.into_iter().map(|case| case.prompt).collect();
     let stored = logprobs(&mut *loaded_as(&dir, Auto, Quantize::None), &prompts);
-    let int8 = logprobs(&mut *loaded_as(&dir, Auto, Quantize::Int8), &prompts);
-    for (against, other) in [("the stored weights", stored), ("the f32 reference", reference)] {
-        let deviation = Deviation::between(&int8, &other);
-        report(&format!("{set}/{model}"), against, int8.len(), &deviation);
-        // The bounds are 1.25 times the maximum measured values. Random weights amplify noise, and transformers in bf16
-        // deviates, too.
-        assert!(deviation.mean < 0.083 && deviation.p99 < 0.29, "strays too far from {against}");
+    // The bounds are 1.25 times the maximum measured values. Random weights amplify noise, and transformers in bf16
+    // deviates, too.
+    for (quantize, mean, p99) in [(Quantize::Int8, 0.083, 0.29), (Quantize::Int4, 0.61, 2.2)] {
+        let quantised = logprobs(&mut *loaded_as(&dir, Auto, quantize), &prompts);
+        for (against, other) in [("the stored weights", &stored), ("the f32 reference", &reference)] {
+            let deviation = Deviation::between(&quantised, other);
+            report(&format!("{set}/{model} in {quantize:?}"), against, quantised.len(), &deviation);
+            assert!(
+                deviation.mean < mean && deviation.p99 < p99,
+                "{quantize:?} strays too far from {against}"
+            );
+        }
     }
 }
 
@@ -104,16 +111,19 @@ fn dummy(changes: &Value) -> tempfile::TempDir {
     dir
 }
 
-/// With int8 weights, chunks and other requests in the batch change no bit.
+/// With quantised weights, chunks and other requests in the batch change no bit.
 #[test]
 fn neither_chunks_nor_mates_change_a_bit() {
     const OUTPUT: usize = 8;
     let wide = json!({
         "torch_dtype": "bfloat16", "tie_word_embeddings": true, "hidden_size": 200, "intermediate_size": 300,
     });
-    for changes in [wide, json!({"attention_bias": true})] {
-        let dir = dummy(&changes);
-        let mut model = loaded_as(dir.path(), Dummy, Quantize::Int8);
+    let bias = json!({"attention_bias": true});
+    for (changes, quantize) in
+        [(&wide, Quantize::Int8), (&bias, Quantize::Int8), (&wide, Quantize::Int4), (&bias, Quantize::Int4)]
+    {
+        let dir = dummy(changes);
+        let mut model = loaded_as(dir.path(), Dummy, quantize);
         let prompts: Vec<Vec<u32>> = [1, 9, 64, 150].map(prompt).into();
         let prompts: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
         let mut alone = Vec::new();
@@ -123,7 +133,7 @@ fn neither_chunks_nor_mates_change_a_bit() {
         let alone = bits(&alone);
         for chunk in [1, 7, 64, usize::MAX] {
             let batched = bits(&generate(&mut *model, &prompts, chunk, OUTPUT));
-            assert!(alone == batched, "chunks of {chunk} differ");
+            assert!(alone == batched, "chunks of {chunk} differ in {quantize:?}");
         }
     }
 }
@@ -143,17 +153,26 @@ fn ranks_agree() {
         "vocab_size": 96, "hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 128, "torch_dtype": "bfloat16",
     });
-    for (changes, bound) in [(whole_groups, 0.0002), (json!({"vocab_size": 96}), 0.013)] {
-        let dir = dummy(&changes);
+    for (changes, quantize, bound) in [
+        (&whole_groups, Quantize::Int8, 0.0002),
+        (&json!({"vocab_size": 96}), Quantize::Int8, 0.013),
+        // Activations have a scale per 32 inputs instead of 128, and more of them round to another value.
+        (&whole_groups, Quantize::Int4, 0.002),
+    ] {
+        let dir = dummy(changes);
         let prompts: Vec<Vec<u32>> = (0..PROMPTS)
             .map(|index| prompt(120).iter().map(|token| (token * (2 * index + 1) + index) % 96).collect())
             .collect();
-        let run =
-            |size| of_ranks_as(size, dir.path(), Dummy, Quantize::Int8, |model| logprobs(model, &prompts));
+        let run = |size| of_ranks_as(size, dir.path(), Dummy, quantize, |model| logprobs(model, &prompts));
         let one = run(1);
         for size in [2, 4] {
             let many = run(size);
-            report(&format!("{size} ranks"), "one", one.len(), &Deviation::between(&many, &one));
+            report(
+                &format!("{size} ranks in {quantize:?}"),
+                "one",
+                one.len(),
+                &Deviation::between(&many, &one),
+            );
             let tokens = one.len() / prompts.len();
             let each = many.chunks_exact(tokens).zip(one.chunks_exact(tokens));
             let mut means: Vec<f32> = each.map(|(many, one)| Deviation::between(many, one).mean).collect();
@@ -177,8 +196,30 @@ fn weights_take_little_more_than_a_byte_each() {
         let model = try_load_as(unscreened_device(), dir.path(), Dummy, quantize).unwrap();
         model.weight_bytes() as f64
     };
-    let (stored, int8) = (bytes(Quantize::None), bytes(Quantize::Int8));
+    let (stored, int8, int4) = (bytes(Quantize::None), bytes(Quantize::Int8), bytes(Quantize::Int4));
     assert!((0.5..0.54).contains(&(int8 / stored)), "{int8} bytes of {stored}");
-    let model = loaded_as(dir.path(), Dummy, Quantize::Int8);
-    assert!(model.describe().contains("int8"), "{}", model.describe());
+    // The embedding and the LM head, which have eight bits, are two thirds of the weights.
+    assert!((0.4..0.46).contains(&(int4 / stored)), "{int4} bytes of {stored}");
+    for (quantize, name) in [(Quantize::Int8, "int8"), (Quantize::Int4, "int4")] {
+        let model = loaded_as(dir.path(), Dummy, quantize);
+        assert!(model.describe().contains(name), "{}", model.describe());
+    }
+}
+
+/// A rank's share of the inputs that cuts a group of weights in four bits is refused, by the name of the tensor.
+#[test]
+fn shares_that_cut_a_group_of_int4_are_refused() {
+    let dir = dummy(&json!({"intermediate_size": 96, "vocab_size": 96}));
+    let options = options(dir.path(), Dummy, Quantize::Int4);
+    let group = |world_size| GroupRank { rank: 0, world_size };
+    assert!(footprints(&options, 1).is_ok());
+    let refused = footprints(&options, 2).unwrap_err().to_string();
+    assert!(
+        refused.contains("quantize int4: a rank's 48 of 96 inputs") && refused.contains("down_proj"),
+        "{refused}"
+    );
+    let loaded =
+        try_load_as(device().with_group(Box::new(Lone(group(2)))), dir.path(), Dummy, Quantize::Int4);
+    let Err(refused) = loaded.map(|_| ()) else { panic!("48 inputs per rank are taken") };
+    assert!(refused.to_string().contains("down_proj"), "{refused}");
 }

@@ -67,10 +67,13 @@ fn windows_on_all_layers() {
 /// Routed experts and a shared expert. The shared expert's gate and the router are in f32, even if the other weights
 /// have another type.
 #[test]
-fn shared_experts_in_f32_bf16_and_int8() {
-    for (dtype, quantize) in
-        [("float32", Quantize::None), ("bfloat16", Quantize::None), ("bfloat16", Quantize::Int8)]
-    {
+fn shared_experts_in_all_types() {
+    for (dtype, quantize) in [
+        ("float32", Quantize::None),
+        ("bfloat16", Quantize::None),
+        ("bfloat16", Quantize::Int8),
+        ("bfloat16", Quantize::Int4),
+    ] {
         let changes = json!({
             "architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text", "torch_dtype": dtype,
             "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
@@ -83,10 +86,13 @@ fn shared_experts_in_f32_bf16_and_int8() {
 
 /// Routed experts. Some of them have no rows in a small step but many rows in a large step.
 #[test]
-fn experts_in_f32_bf16_and_int8() {
-    for (dtype, quantize) in
-        [("float32", Quantize::None), ("bfloat16", Quantize::None), ("bfloat16", Quantize::Int8)]
-    {
+fn experts_in_all_types() {
+    for (dtype, quantize) in [
+        ("float32", Quantize::None),
+        ("bfloat16", Quantize::None),
+        ("bfloat16", Quantize::Int8),
+        ("bfloat16", Quantize::Int4),
+    ] {
         let changes = json!({
             "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "torch_dtype": dtype,
             "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "mlp_only_layers": [0],

@@ -362,12 +362,18 @@ fn experts_that_the_ranks_cannot_divide_are_refused_by_the_key() {
 
 #[test]
 fn quantised_experts_are_the_same_model_on_ranks_that_hold_them_whole() {
-    let dir = divisible(experts());
     let prompt: Vec<u32> = prompt(40).iter().map(|token| token % 96).collect();
     let act = |model: &mut dyn Model| generate(model, &[&prompt], usize::MAX, 8);
-    let one = of_ranks_as(1, dir.path(), Dummy, Quantize::Int8, act);
-    let two = of_ranks_with_whole_experts(2, dir.path(), Dummy, Quantize::Int8, act);
-    // Each rank quantises its own shard of the dense projections. The quantisation groups of a shard hold fewer
-    // weights.
-    assert!(greatest_difference(&two, &one) < 0.1, "{}", greatest_difference(&two, &one));
+    // In four bits, a rank's share of the inputs of the dense projections must consist of whole groups.
+    let mut whole_groups = experts();
+    let wide = json!({"head_dim": 32, "intermediate_size": 128});
+    whole_groups.as_object_mut().unwrap().extend(wide.as_object().unwrap().clone());
+    for (changes, quantize) in [(experts(), Quantize::Int8), (whole_groups, Quantize::Int4)] {
+        let dir = divisible(changes);
+        let one = of_ranks_as(1, dir.path(), Dummy, quantize, act);
+        let two = of_ranks_with_whole_experts(2, dir.path(), Dummy, quantize, act);
+        // Each rank quantises its own shard of the dense projections. The quantisation groups of a shard hold fewer
+        // weights.
+        assert!(greatest_difference(&two, &one) < 0.1, "{quantize:?}: {}", greatest_difference(&two, &one));
+    }
 }

@@ -37,7 +37,8 @@ pub(in crate::cpu::quant) const fn most_words(inputs: usize) -> usize {
 pub(super) struct DotProduct<'a>(pub(super) &'a GroupedMatrix);
 
 impl GroupedProduct for DotProduct<'_> {
-    const MOST_ROWS: usize = usize::MAX;
+    /// With more rows, the sums of a tile, the halves of its weights and their mask do not fit 32 registers.
+    const MOST_ROWS: usize = 12;
 
     #[inline(always)]
     fn shape(self) -> Shape {
@@ -168,23 +169,19 @@ impl GroupedProduct for DotProduct<'_> {
                     for p in 0..P {
                         of_panels[p] = layout.load_scales(s, panels[p].add(at), group);
                     }
-                    let mut zeros = [s.splat(0.0); P];
-                    if layout.zeros {
-                        let zero_of_begin = s.splat(1.0 / ZERO as f32);
-                        for p in 0..P {
+                    for p in 0..P {
+                        // The integer sums of a group with zero points begin with 0.
+                        let zero = layout.zeros.then(|| {
                             let zero = s.load_u8(panels[p].add(at + layout.zeros_at(group)));
-                            zeros[p] = s.mul(zero, zero_of_begin);
-                        }
-                    }
-                    for r in 0..R {
-                        let of_row = s.splat(f32::from_bits(*scales.add(r)));
-                        let begin = s.splat((*begins.add(r)).cast_signed() as f32);
-                        for p in 0..P {
+                            s.mul(zero, s.splat(1.0 / ZERO as f32))
+                        });
+                        for r in 0..R {
                             let mut dot = s.floats(dots[r][p]);
-                            if layout.zeros {
+                            if let Some(zero) = zero {
                                 // Exact: the terms and their sum are integers below 2^24.
-                                dot = s.fma(zeros[p], begin, dot);
+                                dot = s.fma(zero, s.splat((*begins.add(r)).cast_signed() as f32), dot);
                             }
+                            let of_row = s.splat(f32::from_bits(*scales.add(r)));
                             let sum = rest.add(r * P + p);
                             *sum = s.fma_on_all_paths(dot, s.mul(of_panels[p], of_row), *sum);
                         }

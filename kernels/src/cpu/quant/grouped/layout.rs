@@ -1,11 +1,11 @@
 //! The layout of quantised weights in groups: panels of chunks of lines.
 //!
-//! A chunk of a panel holds [`CHUNK`] inputs of sixteen outputs. It begins with a header, which is padded to whole lines
-//! of 64 bytes: for each group of the chunk sixteen scales, then for each group sixteen zero points if there are any.
-//! Lines of codes follow. A line holds four bytes of each output: four codes of eight bits, or eight codes of four bits.
-//! Byte `i` of an output's eight codes holds code `i` in its low bits and code `i + 4` in its high bits, so that the low
-//! and the high halves of all bytes are the operands of two dot products of bytes. The last chunk has only the lines of
-//! whole [`BLOCK`]s that its inputs need.
+//! A chunk of a panel holds [`CHUNK`] inputs of sixteen outputs. It begins with a header, which is padded to whole
+//! lines of 64 bytes: for each group of the chunk sixteen scales, then for each group sixteen zero points if there are
+//! any. Lines of codes follow. A line holds four bytes of each output: four codes of eight bits, or eight codes of four
+//! bits. Byte `i` of an output's eight codes holds code `i` in its low bits and code `i + 4` in its high bits, so that
+//! the low and the high halves of all bytes are the operands of two dot products of bytes. The last chunk has only the
+//! lines of whole [`BLOCK`]s that its inputs need.
 
 use std::fs::File;
 
@@ -15,8 +15,8 @@ use crate::DeviceError;
 use crate::cpu::memory::Buffer;
 use crate::cpu::memory::fused_matrices::Shape;
 use crate::cpu::quant::product::CHUNK;
-use crate::cpu::simd::{E4M3_UNBIAS, LANES, Simd};
-use crate::device::QuantizedType;
+use crate::cpu::simd::{LANES, Simd, e4m3};
+use crate::device::{INT4_GROUP, QuantizedType};
 
 /// Number of inputs per block: the smallest group of a product with dot products, and the unit to which inputs are
 /// padded.
@@ -47,7 +47,7 @@ pub(in crate::cpu) struct GroupLayout {
 impl GroupLayout {
     /// The layout of weights that are quantised to four bits when they are loaded.
     pub(in crate::cpu) const INT4: Self =
-        Self { codes: QuantizedType::Int4, group: BLOCK, scales: Scales::Half, zeros: false };
+        Self { codes: QuantizedType::Int4, group: INT4_GROUP, scales: Scales::Half, zeros: false };
 
     /// True if products can use dot products of integers.
     pub(super) fn has_dots(self) -> bool {
@@ -153,12 +153,6 @@ impl GroupLayout {
 /// The numbers of e2m1 codes.
 pub(super) const E2M1: [f32; 16] =
     [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
-
-/// The number of an e4m3 code other than NaN.
-pub(super) fn e4m3(code: u8) -> f32 {
-    let sign = u32::from(code & 0x80) << 24;
-    f32::from_bits(sign | u32::from(code & 0x7f) << 20) * E4M3_UNBIAS
-}
 
 /// A matrix of quantised weights in groups, `[outputs, inputs]`.
 pub struct GroupedMatrix {

@@ -1,8 +1,8 @@
 //! Quantisation of a checkpoint's weights to integers of four bits.
 //!
 //! A scale is chosen by error: of several scales, a group has the one whose codes have the smallest squared error. All
-//! operations round alike on every path, so the codes are the same on every path. A group has 32 inputs, since groups of
-//! 128 inputs have errors that are larger by a fifth or more, and save only 6 % of the memory.
+//! operations round alike on every path, so the codes are the same on every path. A group has 32 inputs, since groups
+//! of 128 inputs have errors that are larger by a fifth or more, and save only 6 % of the memory.
 
 use std::marker::PhantomData;
 
@@ -72,6 +72,7 @@ impl<W: Format> Op for Panel<'_, W> {
     fn run<S: Simd>(self, s: S) {
         let Self { rows, inputs, to, .. } = self;
         const LAYOUT: GroupLayout = GroupLayout::INT4;
+        const { assert!(LAYOUT.group == BLOCK) };
         for (chunk, to) in to.chunks_mut(LAYOUT.chunk_bytes()).enumerate() {
             for group in 0..LAYOUT.groups() {
                 let first = chunk * CHUNK + group * BLOCK;

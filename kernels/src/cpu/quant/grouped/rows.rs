@@ -80,8 +80,8 @@ impl<'a> FusedRows<'a> {
         })
     }
 
-    /// Returns a hash of the scales and of a few samples of the codes. The hash detects a checkpoint that was changed in
-    /// place.
+    /// Returns a hash of the scales and of a few samples of the codes. The hash detects a checkpoint that was changed
+    /// in place.
     pub(in crate::cpu) fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         for matrix in self.matrices {

@@ -1,7 +1,7 @@
 //! `y = x · Wᵀ` in eight bits.
 //!
-//! A word packs two or four quantised activations. Each step of the loop over the inputs reads one word of every row of a
-//! tile, and these words are adjacent.
+//! A word packs two or four quantised activations. Each step of the loop over the inputs reads one word of every row of
+//! a tile, and these words are adjacent.
 
 use super::activations::{pack_group, row_words};
 use super::format::{GROUP, Int8Matrix, panel_bytes};
