@@ -1,5 +1,5 @@
-//! The tensors of a GGUF checkpoint, in one file or several, mapped into memory. Names are those of the family's checkpoints;
-//! [`names`] says which tensor of the files each one is, and [`blocks`] reads quantised elements.
+//! The tensors of a GGUF checkpoint, in one file or several, mapped into memory. Names are those of the family's
+//! checkpoints; [`names`] says which tensor of the files each one is, and [`blocks`] reads quantised elements.
 
 pub(super) mod blocks;
 mod names;
