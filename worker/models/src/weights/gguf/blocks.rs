@@ -84,7 +84,7 @@ fn read(dtype: TensorType, bytes: &[u8], out: &mut Block) {
         TensorType::Q5_0 => {
             out.scales.push(half(bytes, 0));
             let high = u32::from_le_bytes([bytes[2], bytes[3], bytes[4], bytes[5]]);
-            let code = |(index, low): (usize, u8)| (low | (high >> index & 1) as u8 * 16).wrapping_sub(16);
+            let code = |(index, low): (usize, u8)| (low | ((high >> index & 1) as u8 * 16)).wrapping_sub(16);
             out.codes.extend(nibbles(&bytes[6..]).enumerate().map(code));
         }
         TensorType::Q4K | TensorType::Q5K => {

@@ -18,6 +18,9 @@ pub(in crate::weights) struct RawTensor<'a> {
     pub bytes: &'a [u8],
 }
 
+/// A look-up of a tensor by its name.
+type Find<'a> = Box<dyn Fn(&str) -> Option<RawTensor<'a>> + 'a>;
+
 /// The tensors of a module with a matrix of `rows` x `columns`.
 pub(in crate::weights) struct ModuleTensors<'a> {
     /// Name of the module.
@@ -27,7 +30,7 @@ pub(in crate::weights) struct ModuleTensors<'a> {
     pub rows: usize,
     pub columns: usize,
     /// Finds a tensor by its name.
-    pub find: Box<dyn Fn(&str) -> Option<RawTensor<'a>> + 'a>,
+    pub find: Find<'a>,
 }
 
 impl<'a> ModuleTensors<'a> {
