@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use rustix::fs::OFlags;
 use serde_json::Value;
 use tutti_proto::Rank;
-use tutti_runtime::Error;
+use tutti_runtime::{Error, checkpoint::gguf_files};
 
 pub use self::survivor::Survivor;
 pub(crate) use self::survivor::Watched;
@@ -223,7 +223,9 @@ fn options() -> fs::OpenOptions {
 
 /// The names, sizes and times of change of a checkpoint's files. Equal values stand for equal contents.
 pub fn files_of(directory: &Path) -> Value {
-    let Ok(entries) = fs::read_dir(directory) else { return executable(directory) };
+    let Ok(entries) = fs::read_dir(directory) else {
+        return gguf_files(directory).iter().map(|file| executable(file)).collect();
+    };
     let mut files = serde_json::Map::new();
     for entry in entries.flatten() {
         // Files of the hub's cache are links to their contents.

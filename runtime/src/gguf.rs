@@ -142,8 +142,16 @@ impl Header {
     pub fn number(&self, key: &str) -> Result<Option<f64>, String> {
         match self.metadata.get(key) {
             None => Ok(None),
-            Some(&Value::Float(number)) => Ok(Some(number)),
-            Some(other) => Err(format!("{key}: must be a float, not {other:?}")),
+            Some(&Value::Float(number)) if number.is_finite() => Ok(Some(number)),
+            Some(other) => Err(format!("{key}: must be a finite float, not {other:?}")),
+        }
+    }
+
+    /// Returns the float or integer of a key as a float; `None` if it is missing.
+    pub fn any_number(&self, key: &str) -> Result<Option<f64>, String> {
+        match self.metadata.get(key) {
+            Some(&Value::Integer(number)) => Ok(Some(number as f64)),
+            _ => self.number(key),
         }
     }
 

@@ -51,14 +51,10 @@ class Layout:
         scales = torch.from_numpy(rng.uniform(0.001, 0.1, grid).astype("f4"))
         zeros = None
         if self.asym:
-            low = -(1 << self.bits - 1) if self.kind == "int" else self.first_zero()
+            low = -(1 << self.bits - 1) if self.kind == "int" else 0
             zeros = ints(low, low + (1 << self.bits), grid)
             zeros.view(-1)[0], zeros.view(-1)[-1] = low, low + (1 << self.bits) - 1
         return codes, self.round_scales(scales), zeros
-
-    def first_zero(self):
-        """The first version of GPTQ stores a zero point less 1."""
-        return int(self.name.startswith("gptq") and self.name != "gptq_v2")
 
     def quantise(self, w):
         """Returns codes, scales and zero points near the values `w`."""
@@ -75,7 +71,7 @@ class Layout:
             if self.asym:
                 least, most = tiles.nan_to_num(0).amin(-1), tiles.nan_to_num(0).amax(-1)
                 scales = self.round_scales((most - least).clamp_min(1e-6) / (2 * half - 1))
-                zeros = (low - least / scales).round().clamp(low + self.first_zero(), high).long()
+                zeros = (low - least / scales).round().clamp(low, high).long()
             else:
                 scales = self.round_scales(largest / (half - 1))
             at = spread(scales, block, n, k)
@@ -189,9 +185,13 @@ def pack_awq(self, codes, scales, zeros, groups):
 def pack_gptq(self, codes, scales, zeros, groups):
     n, k = codes.shape
     size = self.block[1] or k
-    stored = zeros - self.first_zero()
-    return {"qweight": words(codes.T.contiguous(), self.bits, 0),
-            "qzeros": words(stored.T.contiguous(), self.bits, 1), "scales": scales.T.contiguous().to(self.scale),
+    stored = words(zeros.T.contiguous(), self.bits, 1)
+    if self.name != "gptq_v2":
+        # The first version stores zero points less 1. As in GPTQModel, a whole word is one difference, in which a zero
+        # point of 0 borrows from the next.
+        ones = sum(1 << at for at in range(0, 32, self.bits))
+        stored = torch.from_numpy((stored.numpy().view(np.uint32) - np.uint32(ones)).view(np.int32))
+    return {"qweight": words(codes.T.contiguous(), self.bits, 0), "qzeros": stored, "scales": scales.T.contiguous().to(self.scale),
             "g_idx": (groups if groups is not None else torch.arange(k) // size).int()}
 
 

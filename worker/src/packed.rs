@@ -6,7 +6,7 @@ use tutti_kernels::{
     collective::GroupRank,
     cpu::{Isa, PackedOutcome, PackedWeights},
 };
-use tutti_runtime::Error;
+use tutti_runtime::{Error, checkpoint::gguf_files, gguf};
 use tutti_settings::{WeightSettings, WorkerSettings};
 
 /// Opens the packed weights in `dir` for these settings, this instruction path and this rank of a group.
@@ -28,12 +28,15 @@ fn key(settings: &WorkerSettings, isa: Isa, group_rank: GroupRank) -> io::Result
         model_dir, weights: WeightSettings { quantize, no_screened_head, .. }, nodes, ..
     } = settings;
     let mut files = Vec::new();
-    for entry in fs::read_dir(model_dir)? {
-        let entry = entry?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if name == "config.json" || name.ends_with(".safetensors") {
+    let paths = match gguf::is_file(model_dir) {
+        true => gguf_files(model_dir),
+        false => fs::read_dir(model_dir)?.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?,
+    };
+    for path in paths {
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        if name == "config.json" || name.ends_with(".safetensors") || name.ends_with(".gguf") {
             // `fs::metadata` follows links, so size and time belong to a link's target.
-            let found = fs::metadata(entry.path())?;
+            let found = fs::metadata(&path)?;
             let written = found.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default();
             files.push((name, found.len(), written.as_nanos()));
         }

@@ -31,7 +31,7 @@ pub fn of_names<'a>(names: impl Iterator<Item = &'a str> + Clone) -> Option<Stri
     }
     let is = |wanted: &'static str| move |name: &str| name == wanted;
     if let Some(name) = find(&|name| name.ends_with(".gguf")) {
-        return Some(format!("it holds several GGUF files, such as {name}: give the path of one"));
+        return Some(format!("it holds {name} beside other files: give the path of the GGUF file"));
     }
     if let Some(name) = find(&is("adapter_config.json")) {
         return Some(format!(

@@ -1,5 +1,6 @@
 //! The text files of a checkpoint, made from the metadata of a GGUF file.
 
+mod neutral;
 mod tokenizer;
 
 use std::path::{Path, PathBuf};
@@ -34,6 +35,20 @@ const ARCHITECTURES: [Architecture; 4] = [
     },
 ];
 
+/// Keys of sizes without which a family's default would be taken.
+const NEEDED: [&str; 7] = [
+    "embedding_length",
+    "block_count",
+    "attention.head_count",
+    "context_length",
+    "expert_count",
+    "expert_used_count",
+    "expert_feed_forward_length",
+];
+
+/// Maximum number of layers that are looked at for experts. The reader of the config refuses more.
+const MAX_LAYERS: u64 = 10_000;
+
 /// Returns the only GGUF file of a folder, or the first of the only split file. `None` if there are none or several.
 pub(super) fn only_file(dir: &Path) -> Option<PathBuf> {
     let entries = std::fs::read_dir(dir).ok()?;
@@ -49,8 +64,10 @@ fn split_of(path: &Path) -> Option<(&str, usize, usize)> {
     let name = path.file_name()?.to_str()?.strip_suffix(".gguf")?;
     let (name, count) = name.rsplit_once("-of-")?;
     let (stem, number) = name.rsplit_once('-')?;
-    let digits = |text: &str| (text.len() == 5).then(|| text.parse().ok()).flatten();
-    Some((stem, digits(number)?, digits(count)?))
+    let are_digits = |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+    let digits = |text: &str| are_digits(text).then(|| text.parse().ok()).flatten();
+    let (number, count) = (digits(number)?, digits(count)?);
+    (1..=count).contains(&number).then_some((stem, number, count))
 }
 
 /// Returns the paths of all parts of the GGUF file `path`. The first part has the metadata.
@@ -116,13 +133,24 @@ fn config(header: &Header) -> Result<Value, String> {
         integers.extend(of_experts);
         // llama.cpp normalises the weights of experts in this architecture whatever the metadata say.
         set("norm_topk_prob", Some(json!(true)));
+        let layers = header.integer(&key("block_count"))?.unwrap_or(0).min(MAX_LAYERS);
+        let is_dense =
+            |layer: &u64| !header.tensors.contains_key(&format!("blk.{layer}.ffn_gate_exps.weight"));
+        set("mlp_only_layers", Some((0..layers).filter(is_dense).collect()));
     } else if header.integer(&key("expert_count"))?.is_some_and(|experts| experts > 0) {
         return Err(format!("{}: experts are not supported in this architecture", key("expert_count")));
     }
     for (ours, theirs) in integers {
-        set(ours, header.integer(&key(theirs))?.map(Value::from));
+        let found = header.integer(&key(theirs))?;
+        if found.is_none() && NEEDED.contains(&theirs) {
+            return Err(format!("{}: is missing", key(theirs)));
+        }
+        set(ours, found.map(Value::from));
     }
-    set("rms_norm_eps", header.number(&key("attention.layer_norm_rms_epsilon"))?.map(Value::from));
+    neutral::check(header, &key)?;
+    let epsilon = key("attention.layer_norm_rms_epsilon");
+    let found = header.number(&epsilon)?.ok_or_else(|| format!("{epsilon}: is missing"))?;
+    set("rms_norm_eps", Some(found.into()));
     set("rope_theta", Some(header.number(&key("rope.freq_base"))?.unwrap_or(10_000.0).into()));
     set("rope_scaling", rope_scaling(header, &key)?);
     let embedding =

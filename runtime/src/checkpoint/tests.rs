@@ -79,7 +79,7 @@ fn a_folder_without_a_config_says_what_it_holds() {
     }
     let error = Checkpoint::open(dir.path(), "x").unwrap_err();
     assert!(
-        error.message().contains("no config.json") && error.message().contains("several GGUF files"),
+        error.message().contains("no config.json") && error.message().contains("beside other files"),
         "{error}"
     );
     let file = dir.path().join("model.Q8_0.gguf");
@@ -103,8 +103,11 @@ fn a_folder_with_one_gguf_file_or_one_split_file_has_that_file() {
     );
     fs::write(dir.path().join("other.gguf"), "").unwrap();
     assert_eq!(gguf::only_file(dir.path()), None);
-    let alone = dir.path().join("other.gguf");
-    assert_eq!(gguf_files(&alone), [alone]);
+    // Names that number no part are names of whole files.
+    for name in ["other.gguf", "m-00001-of-00000.gguf", "m-00003-of-00002.gguf", "m-+0001-of-00002.gguf"] {
+        let alone = dir.path().join(name);
+        assert_eq!(gguf_files(&alone), [alone]);
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ fn weights_of_other_formats_are_named_with_a_remedy() {
             &["config.json", "pytorch_model-00001-of-00002.bin"][..],
             ["pytorch_model-00001", "save_pretrained"],
         ),
-        (&["model.Q4_K_M.gguf", "README.md"], ["model.Q4_K_M.gguf", "several GGUF files"]),
+        (&["model.Q4_K_M.gguf", "README.md"], ["model.Q4_K_M.gguf", "beside other files"]),
         (&["adapter_config.json", "adapter_model.bin"], ["adapter_config.json", "merged"]),
         (&["consolidated.safetensors", "params.json"], ["consolidated.safetensors", "Hugging Face"]),
         (&["model_index.json", "unet"], ["model_index.json", "diffusers"]),

@@ -149,7 +149,8 @@ impl Quantisation {
             return None;
         }
         let fits = self.groups.iter().filter_map(|group| Some((group.targets.best(module)?, group.scheme)));
-        fits.max_by_key(|(target, _)| *target).map(|(_, scheme)| scheme)
+        // Of groups that match equally well, the first one holds.
+        fits.reduce(|best, next| if next.0 > best.0 { next } else { best }).map(|(_, scheme)| scheme)
     }
 }
 

@@ -134,7 +134,8 @@ fn no_key_of_any_family_takes_a_value_of_absurd_size_sign_or_type() {
                     let Err(error) = read else { panic!("{}: {path} may be {value}", reader.name()) };
                     let error = error.to_string();
                     assert!(
-                        error.contains("config.json") && error.contains(&format!("{path}: ")),
+                        error.contains("config.json")
+                            && [": ", "."].iter().any(|end| error.contains(&format!("{path}{end}"))),
                         "{}: {path} as {value}: {error}",
                         reader.name()
                     );

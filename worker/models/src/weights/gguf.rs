@@ -110,6 +110,14 @@ impl GgufFile {
             let problem = format!("({name:?}) has shape {found:?}, but the metadata ask for {expected:?}");
             return Err(fault(&file.path, problem));
         }
+        let block = info.dtype.block_elements() as usize;
+        if !spec.dims.columns.is_multiple_of(block) {
+            let problem = format!(
+                "({name:?}) is in blocks of {block}, which its rows of {} are not",
+                spec.dims.columns
+            );
+            return Err(fault(&file.path, problem));
+        }
         let heads = match (self.permuted, rows) {
             (Some([heads, _]), names::Rows::Queries) => Some(heads),
             (Some([_, kv_heads]), names::Rows::Keys) => Some(kv_heads),

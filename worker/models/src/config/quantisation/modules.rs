@@ -10,6 +10,9 @@ const LINEAR: &str = "Linear";
 /// Maximum bytes of a compiled regular expression.
 const MAX_REGEX_BYTES: usize = 1 << 20;
 
+/// Maximum number of regular expressions of a list.
+const MAX_EXPRESSIONS: usize = 1024;
+
 /// The most specific entry of a list that a module matches. Later variants take precedence, as in compressed-tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Target {
@@ -40,6 +43,9 @@ impl Modules {
         let mut modules = Self::default();
         for entry in entries {
             match entry.strip_prefix(REGEX) {
+                Some(_) if modules.expressions.len() == MAX_EXPRESSIONS => {
+                    return Err(format!("has more than {MAX_EXPRESSIONS} regular expressions"));
+                }
                 Some(expression) => {
                     // As in Python's `re.match`, an expression matches from the name's start.
                     let anchored = format!("^(?:{expression})");

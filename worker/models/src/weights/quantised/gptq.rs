@@ -81,10 +81,18 @@ impl Layout for Gptq<'_> {
             }
         }
         let words = (self.rows * bits).div_ceil(32);
+        // Version 1 stores zero points less 1. As in GPTQModel, 1 is added to each of a word's fields in one sum, so that
+        // a stored number of all ones, which stands for 0, carries into the next field as it borrowed from it.
+        let added = match (zero_offset, bits) {
+            (0, _) => 0,
+            (_, 2) => 0x5555_5555,
+            (_, 4) => 0x1111_1111,
+            (_, _) => 0x0101_0101,
+        };
         let of_groups = || rows.clone().flat_map(|row| indices.clone().map(move |group| (group, row)));
         let zero = |(group, row): (usize, usize)| {
             let word = self.zeros.word(group * words + row * bits / 32);
-            i16::from(field(word, row, bits)) + zero_offset - i16::from(shift)
+            i16::from(field(word.wrapping_add(added), row, bits)) - i16::from(shift)
         };
         let zeros = of_groups().map(zero).collect();
         let scales = of_groups().map(|(group, row)| self.scales.float(group * self.rows + row)).collect();
