@@ -50,6 +50,8 @@ impl Failure {
     pub fn verdict(&self) -> Verdict {
         match self.error.kind() {
             _ if self.transport => Verdict::Fault,
+            // It ended one request. The conductor serves all others.
+            _ if self.error.field() == Some("constraint") => Verdict::None,
             ErrorKind::Unavailable | ErrorKind::Internal => Verdict::Fault,
             _ => Verdict::None,
         }

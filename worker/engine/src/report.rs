@@ -102,7 +102,10 @@ fn constraint_failed(ConstraintFailure { cause, why }: ConstraintFailure) -> Err
     match cause {
         FailureCause::Constraint => Error::invalid("constraint", why),
         FailureCause::Memory => Error::overloaded(why, RETRY_AFTER),
-        FailureCause::Worker => Error::internal(format!("the constraint cannot be followed: {why}")),
+        FailureCause::Worker => {
+            let why = format!("the constraint cannot be followed: {why}");
+            Error::internal(why).with_field("constraint")
+        }
     }
 }
 

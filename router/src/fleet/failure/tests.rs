@@ -17,6 +17,8 @@ fn only_faults_count_against_a_conductor() {
     ] {
         assert_eq!(verdict(kind), Verdict::None);
     }
+    let of_constraint = Error::internal("no").with_field("constraint");
+    assert_eq!(Failure::from(Status::from(of_constraint)).verdict(), Verdict::None);
 }
 
 #[test]

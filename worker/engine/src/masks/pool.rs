@@ -181,6 +181,7 @@ impl<'a> Worker<'a> {
         while let Some(Job { guide, work, .. }) = self.shared.next_job(takes) {
             let began = Instant::now();
             let mut matcher = guide.take_matcher();
+            let is_advance = matches!(work, Work::Advance(_));
             // A panic ends one request, and not the thread that all others wait for.
             let done = panic::catch_unwind(AssertUnwindSafe(|| match work {
                 Work::Open(generated) => self.open(&guide, generated, &mut matcher),
@@ -204,7 +205,9 @@ impl<'a> Worker<'a> {
                     Next::Failed(failure)
                 }
             };
-            if guide.finish_work(matcher, next, began.elapsed()) {
+            // Compilations and replays say nothing about the time of the next mask.
+            let took = if is_advance { began.elapsed() } else { Duration::ZERO };
+            if guide.finish_work(matcher, next, took) {
                 self.shared.tell(guide.key());
             }
         }
@@ -237,7 +240,11 @@ impl<'a> Worker<'a> {
         self.shared.has_now_compiled(guide);
         match generated.is_empty() {
             true => self.shared.next(guide, opened, Progress::Continues).map(Done::Next),
-            false => Ok(Done::Paused(Replay { tokens: generated, done: 0 })),
+            // Counted before its first part, so that the matchers of many replays cannot exceed the limit unseen.
+            false => {
+                guide.count_bytes(opened, &self.shared.memory)?;
+                Ok(Done::Paused(Replay { tokens: generated, done: 0 }))
+            }
         }
     }
 
@@ -252,13 +259,17 @@ impl<'a> Worker<'a> {
         let Some(matcher) = matcher else { return Err(of_worker("it has no matcher")) };
         let (began, first) = (Instant::now(), done);
         let mut progress = Progress::Continues;
-        while done < tokens.len() && done - first < REPLAYED_IN_A_PART && began.elapsed() < REPLAY_TIME {
+        let is_within = |done: usize| done - first < REPLAYED_IN_A_PART && began.elapsed() < REPLAY_TIME;
+        while done < tokens.len() && (done == first || is_within(done)) {
             let end = tokens.len().min(done + REPLAYED_AT_ONCE);
             progress = matcher.advance(&tokens[done..end]).map_err(of_replay)?;
             done = end;
         }
-        let next = self.shared.next(guide, matcher, progress)?;
-        Ok(if done == tokens.len() { Done::Next(next) } else { Done::Paused(Replay { tokens, done }) })
+        let next = self.shared.next(guide, matcher, progress);
+        // Masks between tokens that were generated already have been made before.
+        let is_last = done == tokens.len();
+        let next = next.map_err(|failure| if is_last { failure } else { of_repetition(failure) })?;
+        Ok(if is_last { Done::Next(next) } else { Done::Paused(Replay { tokens, done }) })
     }
 
     fn advance(
@@ -377,6 +388,14 @@ fn of_constraint(error: ConstraintError) -> ConstraintFailure {
 /// The failure of a replay: the first matcher has followed the same tokens.
 fn of_replay(error: ConstraintError) -> ConstraintFailure {
     of_worker(error.to_string())
+}
+
+/// The failure of a mask that has been made before.
+fn of_repetition(failure: ConstraintFailure) -> ConstraintFailure {
+    match failure.cause {
+        FailureCause::Constraint => of_worker(failure.why),
+        FailureCause::Memory | FailureCause::Worker => failure,
+    }
 }
 
 /// A failure that no constraint causes.
