@@ -37,6 +37,7 @@ class Group:
 
 
 VNNI = r"\bAvx512Vnni>::run::<cpu::"
+INT8 = r"quant::product::RowTile<cpu::quant::int8::product::Int8Product"
 DOTS = r"\bAvx512Bf16>::run::<cpu::"
 # The processor models used here have two ports for 512-bit arithmetic, so a loop can reach two dots per cycle at most.
 # LLVM 19's models of sapphirerapids and znver4 cannot judge vdpbf16ps: for 24 independent dots on registers alone, they
@@ -47,7 +48,7 @@ DOTS = r"\bAvx512Bf16>::run::<cpu::"
 # throughput is not checked.
 GROUPS = (
     Group("block floating point", VNNI + "gemm::" + TILE, "vpdpwssd", ("vpmaddwd",), "cascadelake", "gemm::blocked::"),
-    Group("int8", VNNI + "quant::int8::" + TILE, "vpdpbusd", ("vpmaddwd",), "cascadelake", "int8::"),
+    Group("int8", VNNI + INT8 + TILE, "vpdpbusd", ("vpmaddwd",), "cascadelake", "Int8Product"),
     Group("bfloat16", DOTS + "gemm::" + TILE, "vdpbf16ps", (), "cooperlake", "gemm::blocked::"),
     Group("attention scores", DOTS + r"attention::(?=.*\bScores<)" + BF16 + TILE, "vdpbf16ps"),
     Group("attention values", DOTS + r"attention::(?!.*\bScores<)" + BF16 + TILE, "vdpbf16ps"),
