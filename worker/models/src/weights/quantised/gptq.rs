@@ -81,8 +81,8 @@ impl Layout for Gptq<'_> {
             }
         }
         let words = (self.rows * bits).div_ceil(32);
-        // Version 1 stores zero points less 1. As in GPTQModel, 1 is added to each of a word's fields in one sum, so that
-        // a stored number of all ones, which stands for 0, carries into the next field as it borrowed from it.
+        // Version 1 stores zero points less 1. As in GPTQModel, 1 is added to each of a word's fields in one sum, so
+        // that a stored number of all ones, which stands for 0, carries into the next field as it borrowed from it.
         let added = match (zero_offset, bits) {
             (0, _) => 0,
             (_, 2) => 0x5555_5555,
