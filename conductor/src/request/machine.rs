@@ -246,6 +246,10 @@ impl Request {
             return Effects::default();
         };
         self.spans.in_scope(|| tracing::debug!(tokens = self.generated.len(), ?ending, "ended"));
+        // A request that has finished was given its embeddings, although the encoder's message is not here yet.
+        if matches!(ending, Ending::Finished(_)) && encoding.run().is_some() {
+            self.spans.handed_over("embeddings");
+        }
         self.spans.ended(&ending);
         let cause = match &ending {
             Ending::Failed(error) | Ending::Refused(error) => error.to_string(),
