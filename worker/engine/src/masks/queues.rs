@@ -67,7 +67,7 @@ pub(super) struct Queues {
     pub slow: VecDeque<Job>,
     pub replays: VecDeque<Job>,
     /// Number of jobs that the thread for all kinds has taken.
-    taken: usize,
+    pub taken: usize,
     pub is_closed: bool,
 }
 
