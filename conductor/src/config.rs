@@ -17,11 +17,23 @@ use crate::cluster::GroupSpec;
 /// Refuses settings under which the conductor cannot serve.
 pub fn validate(settings: &ConductorSettings) -> Result<(), Error> {
     settings.validate()?;
+    check_activations(settings)?;
     if layout(settings)?.devices.contains(&DeviceChoice::Sim) {
         check_simulated(settings)?;
     }
     settings.weights.packed_weights.as_deref().map_or(Ok(()), |dir| check_packed_weights(settings, dir))?;
     settings.trace.trace_steps.as_deref().map_or(Ok(()), check_trace_file)
+}
+
+/// Refuses activations in f32 unless weights are quantised to four bits: no other weights have activations that are
+/// quantised, but those of int8, whose products are sums of integers.
+fn check_activations(settings: &ConductorSettings) -> Result<(), Error> {
+    let quantize = settings.weights.quantize;
+    if settings.weights.no_quantized_activations && quantize != Quantize::Int4 {
+        let message = format!("needs weights of four bits (--quantize int4), but quantize is {quantize}");
+        return Err(Error::invalid("no_quantized_activations", message));
+    }
+    Ok(())
 }
 
 /// Refuses settings of weights and of CPU instructions if devices are simulated: a simulated device has no weights and

@@ -95,6 +95,7 @@ fn settings_that_cannot_serve_are_refused_by_name() {
         ("--cluster-grpc=127.0.0.1:50052", "cluster_token_file"),
         ("--cluster-grpc=unix:/tmp/x", "cluster_token_file"),
         ("--trace-steps=/no/such/directory/steps", "trace_steps"),
+        ("--no-quantized-activations", "no_quantized_activations"),
         ("--packed-weights=/no/such/directory", "packed_weights"),
     ] {
         let error = load(&[flag]).unwrap_err();
