@@ -59,6 +59,16 @@ pub struct Header {
     pub tensors: HashMap<String, TensorInfo>,
 }
 
+/// True if the matrices of a checkpoint are held in f32: some are quantised, and no narrower type holds their values
+/// exactly, or they are of several types, which could not be fused. Vectors and routers of experts do not count.
+pub fn widens<'a>(tensors: impl Iterator<Item = (&'a String, &'a TensorInfo)>) -> bool {
+    let is_matrix =
+        |(name, info): &(&String, &TensorInfo)| info.shape.len() > 1 && !name.contains("ffn_gate_inp");
+    let mut types = tensors.filter(is_matrix).map(|(_, info)| info.dtype);
+    let Some(first) = types.next() else { return false };
+    first.block_elements() > 1 || types.any(|other| other != first)
+}
+
 /// True if a path names a GGUF file.
 pub fn is_file(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "gguf") && path.is_file()

@@ -125,7 +125,7 @@ async fn names_of_parameters_that_the_format_does_not_carry_are_refused() {
         }
         assert_eq!(answer.status, StatusCode::BAD_REQUEST);
         assert_eq!(answer.json()["error"]["param"], "tools[0].function.parameters.properties.$filter");
-        // What is not enforced has no grammar that could admit the name.
+        // A call that is not enforced has no grammar that could admit the name.
         body["tool_choice"] = json!("auto");
         assert_eq!(setup.post(CHAT, &body).await.status, StatusCode::OK);
     }

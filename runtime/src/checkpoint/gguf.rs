@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::CheckpointFile;
 use crate::{
     Error,
-    gguf::{Header, TensorType},
+    gguf::{self, Header, TensorType},
 };
 
 /// An architecture of GGUF files.
@@ -157,10 +157,8 @@ fn config(header: &Header) -> Result<Value, String> {
         header.tensors.get("token_embd.weight").ok_or("tensor \"token_embd.weight\" is missing")?;
     set("vocab_size", embedding.shape.first().map(|&rows| rows.into()));
     set("tie_word_embeddings", Some((!header.tensors.contains_key("output.weight")).into()));
-    // Blocks stand for values that only f32 holds exactly.
-    let has_blocks = header.tensors.values().any(|info| info.dtype.block_elements() > 1);
     let dtype = match embedding.dtype {
-        _ if has_blocks => "float32",
+        _ if gguf::widens(header.tensors.iter()) => "float32",
         TensorType::F16 => "float16",
         TensorType::Bf16 => "bfloat16",
         _ => "float32",

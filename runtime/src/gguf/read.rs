@@ -9,6 +9,10 @@ const MAX_TEXT_BYTES: u64 = 16 << 20;
 /// Maximum bytes of a header. Vocabularies and merges take the most.
 const MAX_HEADER_BYTES: u64 = 256 << 20;
 
+/// Maximum number of entries of all lists together. An entry takes up to 24 bytes, also one that has a single byte in
+/// the file.
+const MAX_ENTRIES: u64 = 16 << 20;
+
 // Types of values.
 const STRING: u32 = 8;
 const ARRAY: u32 = 9;
@@ -18,11 +22,14 @@ pub(super) struct Reader<R> {
     position: u64,
     /// Bytes of the file, or the limit of a header if that is less.
     end: u64,
+    /// Number of entries of lists that may still follow.
+    entries_left: u64,
 }
 
 impl<R: Read> Reader<R> {
     pub fn new(input: R, file_bytes: u64) -> Self {
-        Self { input, position: 0, end: file_bytes.min(MAX_HEADER_BYTES) }
+        let end = file_bytes.min(MAX_HEADER_BYTES);
+        Self { input, position: 0, end, entries_left: MAX_ENTRIES }
     }
 
     /// Bytes read so far.
@@ -95,8 +102,14 @@ impl<R: Read> Reader<R> {
     /// Reads a list. It grows as it is read, so a list that claims more entries than follow takes no memory.
     fn list(&mut self) -> Result<Value, String> {
         let (kind, count) = (self.u32()?, self.u64()?);
+        if kind == ARRAY {
+            return Err("is a list of lists, which is not supported".into());
+        }
+        let Some(left) = self.entries_left.checked_sub(count) else {
+            return Err(format!("is a list of {count} entries; lists may have {MAX_ENTRIES} in all"));
+        };
+        self.entries_left = left;
         match kind {
-            ARRAY => return Err("is a list of lists, which is not supported".into()),
             STRING => {
                 let mut texts = Vec::new();
                 for _ in 0..count {

@@ -8,6 +8,9 @@ use crate::gguf::{self, Header};
 const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
 
+/// Control tokens that end an answer.
+const ENDS: [&str; 5] = ["<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"];
+
 /// A kind of pre-tokenizer, by its name in `tokenizer.ggml.pre`.
 struct Kind {
     names: &'static [&'static str],
@@ -72,15 +75,24 @@ fn token<'a>(header: &'a Header, name: &str) -> Result<Option<(u64, &'a str)>, S
     }
 }
 
+/// Returns the type of each token; nothing if the metadata have no types.
+fn token_types(header: &Header) -> Result<&[i64], String> {
+    let tokens = header.texts(&key("tokens"))?;
+    match header.metadata.get(&key("token_type")) {
+        Some(gguf::Value::Integers(types)) if types.len() == tokens.len() => Ok(types),
+        None => Ok(&[]),
+        Some(_) => Err("tokenizer.ggml.token_type: must have an integer per token".into()),
+    }
+}
+
 /// Makes a `tokenizer.json`.
 pub(super) fn tokenizer(header: &Header) -> Result<Value, String> {
     let kind = kind(header)?;
     let tokens = header.texts(&key("tokens"))?;
-    let types = match header.metadata.get(&key("token_type")) {
-        Some(gguf::Value::Integers(types)) if types.len() == tokens.len() => types.clone(),
-        None => Vec::new(),
-        Some(_) => return Err("tokenizer.ggml.token_type: must have an integer per token".into()),
-    };
+    let types = token_types(header)?;
+    if header.flag(&key("add_eos_token"))? == Some(true) {
+        return Err("tokenizer.ggml.add_eos_token: true is not supported".into());
+    }
     let mut vocabulary = Map::new();
     for (id, text) in tokens.iter().enumerate() {
         if vocabulary.insert(text.clone(), id.into()).is_some() {
@@ -161,6 +173,16 @@ pub(super) fn generation_config(header: &Header) -> Result<Value, String> {
             && !ends.contains(&id)
         {
             ends.push(id);
+        }
+    }
+    // As in llama.cpp, these tokens end an answer whatever the metadata name. A file may have no tokenizer.
+    if header.metadata.contains_key(&key("tokens")) {
+        let types = token_types(header)?;
+        for (id, text) in header.texts(&key("tokens"))?.iter().enumerate() {
+            let is_end = ENDS.contains(&text.as_str()) && types.get(id) == Some(&CONTROL);
+            if is_end && !ends.contains(&(id as u64)) {
+                ends.push(id as u64);
+            }
         }
     }
     Ok(if ends.is_empty() { json!({}) } else { json!({ "eos_token_id": ends }) })

@@ -149,7 +149,7 @@ impl Quantisation {
             return None;
         }
         let fits = self.groups.iter().filter_map(|group| Some((group.targets.best(module)?, group.scheme)));
-        // Of groups that match equally well, the first one holds.
+        // The first of several groups that match equally well holds.
         fits.reduce(|best, next| if next.0 > best.0 { next } else { best }).map(|(_, scheme)| scheme)
     }
 }

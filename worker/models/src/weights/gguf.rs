@@ -15,12 +15,15 @@ use memmap2::{Mmap, UncheckedAdvice};
 use tutti_kernels::{Device, HostMatrix, WeightType};
 use tutti_runtime::{
     checkpoint::gguf_files,
-    gguf::{Header, TensorInfo, TensorType},
+    gguf::{self, Header, TensorInfo, TensorType},
 };
 
 use self::{blocks::Blocks, names::Location};
 use super::{Dims, ShardRange, TensorSpec, Window, convert, quantised::Layout, read_ahead::Extent, unused};
 use crate::LoadError;
+
+/// Frequencies of rotation, which older files have and which follow from the metadata.
+const COMPUTED: &str = "attn_rot_embd";
 
 /// The files of a GGUF checkpoint: one, or all of a split one.
 pub(crate) struct GgufFile {
@@ -29,8 +32,8 @@ pub(crate) struct GgufFile {
     file_of: HashMap<String, usize>,
     /// Heads of q and of k, whose rows the file has in another order. `None` if it has the checkpoint's order.
     permuted: Option<[usize; 2]>,
-    /// True if some matrices are quantised. The device then holds all matrices in f32, so that they can be fused.
-    is_quantised: bool,
+    /// True if the device holds all matrices in f32: see [`gguf::widens`].
+    is_widened: bool,
     unused: BTreeSet<String>,
 }
 
@@ -75,10 +78,9 @@ impl GgufFile {
             }
             _ => None,
         };
-        let mut tensors = files.iter().flat_map(|file| file.header.tensors.values());
-        let is_quantised = tensors.any(|info| info.dtype.block_elements() > 1);
+        let is_widened = gguf::widens(files.iter().flat_map(|file| &file.header.tensors));
         let unused = file_of.keys().cloned().collect();
-        Ok(Self { files, file_of, permuted, is_quantised, unused })
+        Ok(Self { files, file_of, permuted, is_widened, unused })
     }
 
     /// Returns the tensor of a spec. Fails if it is missing or has another shape.
@@ -137,7 +139,7 @@ impl GgufFile {
         let Found { info, .. } = self.find(spec)?;
         let is_matrix = spec.dims.columns > 1;
         Ok(match info.dtype {
-            _ if is_matrix && self.is_quantised => WeightType::F32,
+            _ if is_matrix && self.is_widened => WeightType::F32,
             TensorType::F16 => WeightType::F16,
             TensorType::Bf16 => WeightType::Bf16,
             _ => WeightType::F32,
@@ -219,6 +221,19 @@ impl GgufFile {
     pub fn mark_used(&mut self, name: &str) {
         if let Some(location) = names::locate(name) {
             self.unused.remove(&location.name);
+        }
+    }
+
+    /// Refuses a layer's tensors that the model does not use: llama.cpp would add them to what the model computes.
+    pub fn refuse_unused_layers(&self) -> Result<(), LoadError> {
+        let name = self.unused.iter().find(|name| name.starts_with("blk.") && !name.contains(COMPUTED));
+        match name {
+            None => Ok(()),
+            Some(name) => {
+                let path = self.files[self.file_of[name]].path.clone();
+                let problem = "is of a layer, and the model does not use it".to_owned();
+                Err(LoadError::Tensor { path, name: name.clone(), problem })
+            }
         }
     }
 

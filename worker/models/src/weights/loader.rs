@@ -195,6 +195,9 @@ impl<'a, D: Device> Loader<'a, D> {
                 }
             }
         }
+        if let Source::Gguf(file) = &source {
+            file.refuse_unused_layers()?;
+        }
         let ahead = (!extents.is_empty()).then(|| ReadAhead::start(extents));
         let state = LoadProgress { done: 0, total };
         progress(state);

@@ -80,7 +80,7 @@ pub(super) enum Element {
     Table([f32; 16]),
 }
 
-/// What is subtracted per group.
+/// The number that is subtracted per group.
 #[derive(Debug)]
 pub(super) enum Offsets {
     None,

@@ -107,7 +107,10 @@ fn scales(weights: &Keys<'_>) -> Result<Scales, LoadError> {
     let group = super::group_size(weights)?;
     let strategy = match weights.get(&STRATEGY)? {
         Some(strategy) => strategy,
-        None => if group.is_some() { "group" } else { "tensor" }.into(),
+        None if group.is_some() => "group".into(),
+        // As in compressed-tensors, a size of -1 means whole rows.
+        None if weights.has(&GROUP_SIZE) => "channel".into(),
+        None => "tensor".into(),
     };
     Ok(match strategy.as_str() {
         "tensor" => Scales::Tensor,

@@ -12,13 +12,13 @@ use super::{
 };
 use crate::LoadError;
 
-/// What the config says of the layout.
+/// The layout, as the config describes it.
 #[derive(Clone, Copy)]
 pub(super) struct Form {
     pub bits: usize,
     /// Inputs per group; `None`: all.
     pub group: Option<usize>,
-    /// What is added to a stored zero point.
+    /// The number that is added to a stored zero point.
     pub zero_offset: i16,
     pub act_order: bool,
 }

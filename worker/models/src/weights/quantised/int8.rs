@@ -27,7 +27,14 @@ impl<'a> Int8<'a> {
         let weight = tensors.need("weight", &[Dtype::I8], &[&[tensors.rows, tensors.columns]])?;
         let grid = ScaleGrid::check(tensors, "weight_scale", scales)?;
         let zeros = match symmetric {
-            true => None,
+            true => {
+                // Older writers keep zero points that are all zero.
+                let stored = tensors.get("weight_zero_point");
+                if let Some(zeros) = stored.filter(|zeros| zeros.bytes.iter().any(|&byte| byte != 0)) {
+                    return Err(zeros.fault("has zero points, but config.json says symmetric".to_owned()));
+                }
+                None
+            }
             false => Some(tensors.need("weight_zero_point", &[Dtype::I8], &[grid.shape()])?),
         };
         let layout = Box::new(Self { weight, scales: grid, zeros, columns: tensors.columns });
