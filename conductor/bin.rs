@@ -141,11 +141,10 @@ async fn serve(process: Started<ConductorSettings>) -> Result<(), Error> {
     let [http, grpc] = ports.of_clients();
     tracing::info!(%http, %grpc, cluster = routers.local_url()?, "listening");
     let prompt = (!no_router).then(|| Prompt::of(&settings.router));
-    tokio::spawn(ports.announcement(prompt).when_ready(front.health.clone()));
-    let mut servers = Servers::start(&process, ports, front)?;
     let cluster = routers.local_url()?;
     let token_file = settings.membership.cluster_token_file.as_deref();
-    // Commands find this process by the note. Without it they need --conductor, so a failure to leave it is no error.
+    // Commands find this process by the note, which is there before anyone hears that it is ready. Without it they need
+    // --conductor, so a failure to leave it is no error.
     let note = Note {
         cluster,
         cluster_token_file: config::absolute("cluster_token_file", token_file)?,
@@ -153,6 +152,8 @@ async fn serve(process: Started<ConductorSettings>) -> Result<(), Error> {
         pid: std::process::id(),
     };
     let _note = note.leave().inspect_err(|error| tracing::warn!(%error, "commands need --conductor")).ok();
+    tokio::spawn(ports.announcement(prompt).when_ready(front.health.clone()));
+    let mut servers = Servers::start(&process, ports, front)?;
     let (routers, _routers_directory) = routers.into_parts();
     servers.serve_cluster(routers, cluster_routes, ROUTER_STREAMS);
     servers.run(&process.shutdown, backend).await
