@@ -13,10 +13,12 @@ mod safetensors;
 mod shard;
 mod unused;
 
+pub(crate) use convert::{store, widen};
 pub(crate) use dummy::Dummy;
 pub(crate) use gguf::GgufFile;
 pub(crate) use loader::{Loader, Progress, Source, check_groups};
-pub(crate) use safetensors::SafetensorsDir;
+pub(crate) use quantised::e4m3;
+pub(crate) use safetensors::{SafetensorsDir, SourceFile};
 pub(crate) use shard::{Cut, Section, ShardRange, Window};
 pub(crate) use tutti_kernels::collective::share;
 

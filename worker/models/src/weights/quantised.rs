@@ -2,7 +2,7 @@
 //! description, [`Quantised`], which is dequantised here and nowhere else.
 
 mod awq;
-mod e4m3;
+pub(crate) mod e4m3;
 mod float8;
 mod fp4;
 mod gptq;
