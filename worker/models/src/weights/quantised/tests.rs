@@ -5,14 +5,14 @@ use std::{env, fs, path::Path};
 
 use ::safetensors::SafeTensors;
 use tutti_kernels::{
-    WeightType,
+    Dense, Device, Linear, WeightType,
     cpu::{CpuDevice, Isa},
 };
 
 use super::*;
 use crate::{
     LoadFormat, LoadOptions, Quantize,
-    weights::{Role, SafetensorsDir, Source, TensorSpec, Window, convert, safetensors::Stored},
+    weights::{Loader, Role, SafetensorsDir, Source, TensorSpec, Window, convert, safetensors::Stored},
 };
 
 fn open(dir: &Path) -> Result<SafetensorsDir, LoadError> {
@@ -86,6 +86,63 @@ fn every_layout_gives_the_values_of_its_library_to_the_bit() {
         layouts += 1;
     }
     assert!(layouts >= 22, "{layouts} layouts");
+}
+
+/// Products with unit vectors are the weights. Those of a device that holds codes and scales are the dequantised values.
+#[test]
+fn a_device_holds_the_values_of_each_layout_to_the_bit() {
+    let Some(root) = env::var_os("QUANTISED_FORMATS") else {
+        eprintln!("skipped: QUANTISED_FORMATS is not set");
+        return;
+    };
+    let mut held = 0;
+    for entry in fs::read_dir(Path::new(&root).join("layouts")).unwrap() {
+        let dir = entry.unwrap().path();
+        for (module, [rows, columns]) in [[8, 32], [40, 96], [136, 320], [264, 128]].into_iter().enumerate() {
+            let spec = spec_of(&format!("model.layers.{module}.mlp.up_proj.weight"), &[rows, columns]);
+            let files = open(&dir).unwrap();
+            let Stored::Quantised(Checked { layout, .. }, _) = files.stored(&spec).unwrap() else {
+                panic!("{} is plain", spec.name);
+            };
+            let name = dir.file_name().unwrap().to_string_lossy();
+            let has_no_form = name.contains("_act-") || name.starts_with("nf4");
+            assert!(layout.form().is_none() == has_no_form, "{name}");
+            let Some(form) = layout.form() else { continue };
+            let mut expected = vec![0; 4 * rows * columns];
+            layout.read(0..rows, 0..columns).dequantise(WeightType::F32, &mut expected);
+
+            let mut device = CpuDevice::new(2, Isa::detect()).unwrap().with_quantised_activations(false);
+            let source = Source::Files(open(&dir).unwrap());
+            let specs = [&spec];
+            let progress = &mut |_| {};
+            let mut loader =
+                Loader::new(source, Quantize::None, specs.into_iter(), &mut device, progress).unwrap();
+            let matrix = loader.matrix(&[&spec]).unwrap();
+            assert!(loader.holds_quantised(), "{name}");
+            let bytes = loader.finish();
+            let padded = form.bytes(rows.next_multiple_of(16), columns.next_multiple_of(128));
+            assert!(
+                (form.bytes(rows, columns)..=padded + 4096).contains(&bytes),
+                "{name}: {bytes}, {padded}"
+            );
+
+            let unit: Vec<f32> =
+                (0..columns * columns).map(|i| f32::from(u8::from(i / columns == i % columns))).collect();
+            let mut x = device.tensor(columns, columns).unwrap();
+            let mut out = device.tensor(columns, rows).unwrap();
+            device.upload(&unit, &mut x).unwrap();
+            device.linear(Linear::plain(&x, &matrix), &mut out).unwrap();
+            let mut found = Vec::new();
+            device.download(&out, &mut found).unwrap();
+            for (index, value) in expected.as_chunks::<4>().0.iter().enumerate() {
+                let (row, column) = (index / columns, index % columns);
+                let (value, found) = (f32::from_le_bytes(*value), found[column * rows + row]);
+                assert!(value == found || value.is_nan(), "{name} {row} {column}: {found}, not {value}");
+            }
+            held += 1;
+        }
+    }
+    assert!(held >= 100, "{held} matrices");
 }
 
 /// Copies a layout's files with another header: `change` gets each tensor's name and may rename it or change its shape.
