@@ -184,6 +184,38 @@ fn neither_chunks_nor_mates_nor_threads_change_a_bit_of_quantised_checkpoints() 
     }
 }
 
+/// The memory that is declared before a quantised checkpoint is loaded is what its weights take, without padding.
+#[test]
+fn quantised_checkpoints_take_the_memory_that_is_declared() {
+    let Some(root) = std::env::var_os("QUANTISED_FORMATS").map(PathBuf::from) else {
+        eprintln!("skipped: QUANTISED_FORMATS is not set");
+        return;
+    };
+    for (model, has_int4) in [
+        ("goldens/qwen3-fp8_blocks", false),
+        ("goldens/llama3-w4_group", true),
+        ("goldens/qwen3-gptq", true),
+        ("goldens/qwen3-gptq_act", false),
+        ("goldens/qwen3-nvfp4", false),
+        ("goldens-gguf/smollm-q4_1/model.gguf", true),
+        ("goldens-gguf/qwen2-q8_0/model.gguf", false),
+    ] {
+        let dir = root.join(model);
+        let [declared] = footprints(&options(&dir, Auto, Quantize::None), 1).unwrap()[..] else {
+            panic!("one rank")
+        };
+        let held = try_load_as(unscreened_device(), &dir, Auto, Quantize::None).unwrap().weight_bytes();
+        assert_eq!(declared.has_int4, has_int4, "{model}");
+        assert!(
+            (declared.weight_bytes..=declared.weight_bytes * 6 / 5).contains(&held),
+            "{model}: {held} bytes, declared are {}",
+            declared.weight_bytes
+        );
+        let is_held = model != "goldens/qwen3-gptq_act";
+        assert!((declared.dequantised_bytes > declared.weight_bytes) == is_held, "{model}: {declared:?}");
+    }
+}
+
 /// Compares TP groups with one rank. If each rank's heads and intermediate width are whole quantisation groups, all
 /// int8 numbers are those of one rank, and only sums over ranks round differently. Otherwise the quantisation groups
 /// contain other weights and have other scales.

@@ -84,11 +84,10 @@ fn quantised_checkpoints() {
     for model in [
         "goldens/qwen3-fp8_blocks",
         "goldens/llama3-fp8_channel",
-        "goldens/qwen3-w4_group",
-        "goldens/llama3-w4_group_asym",
-        "goldens/qwen3-awq",
-        "goldens/llama3-gptq",
-        "goldens/qwen3-mxfp4",
+        "goldens/llama3-w4_group16",
+        "goldens/qwen3-w4_channel_asym",
+        "goldens/qwen3-nvfp4",
+        "goldens/llama3-gptq8",
         "goldens/qwen3-w8a8",
     ] {
         agrees_in("QUANTISED_FORMATS", model, &[(1, false), (2, false)]);

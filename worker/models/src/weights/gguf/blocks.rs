@@ -64,6 +64,14 @@ struct Block {
     minima: Vec<f32>,
 }
 
+impl Block {
+    fn clear(&mut self) {
+        self.codes.clear();
+        self.scales.clear();
+        self.minima.clear();
+    }
+}
+
 impl Layout for Blocks<'_> {
     fn read(&self, rows: Range<usize>, columns: Range<usize>) -> Quantised {
         let (elements, bytes) = (self.dtype.block_elements() as usize, self.dtype.block_bytes() as usize);
@@ -71,10 +79,12 @@ impl Layout for Blocks<'_> {
         let per_row = self.columns / elements;
         let (groups, wanted) = Groups::runs(&columns, group);
         let blocks = columns.start / elements..columns.end.div_ceil(elements);
-        let (mut codes, mut scales, mut minima) = (Vec::new(), Vec::new(), Vec::new());
+        let mut codes = Vec::with_capacity(rows.len() * columns.len());
+        let (mut scales, mut minima) = (Vec::new(), Vec::new());
         let first = blocks.start * elements;
+        let mut of_row = Block::default();
         for row in rows {
-            let mut of_row = Block::default();
+            of_row.clear();
             for block in blocks.clone() {
                 let at = (self.order.row(row) * per_row + block) * bytes;
                 read(self.dtype, &self.bytes[at..at + bytes], &mut of_row);

@@ -97,7 +97,8 @@ impl<'a> HeldRows<'a> {
         let (rows, columns) = (window.rows.len(), window.columns.len());
         let own = layout.form().unwrap_or(form);
         let form = HeldForm { group: own.group, ..form };
-        let stored = layout.stored_codes().filter(|_| own.element == form.element);
+        let is_whole_byte = (window.columns.start * form.element.bits()).is_multiple_of(8);
+        let stored = layout.stored_codes().filter(|_| own.element == form.element && is_whole_byte);
         let row_bytes = (columns * form.element.bits()).div_ceil(8);
         let (mut codes, stride) = match stored {
             None => (Cow::Owned(vec![0; rows * row_bytes]), row_bytes),
