@@ -1,9 +1,8 @@
 //! The conductor with its workers and, unless `no_router` is set, an embedded router.
 //!
 //! Started under the name `worker`, the same executable runs as one of the workers, so a cluster needs only this one
-//! file. `conductor kernels` compiles GPU kernels, and
-//! `conductor quantize` writes a quantised checkpoint. `conductor status`, `drain` and `trace` call a running conductor.
-//! These commands serve nothing.
+//! file. `conductor kernels` compiles GPU kernels, and `conductor quantize` writes a quantised checkpoint. `conductor
+//! status`, `drain` and `trace` call a running conductor. These commands serve nothing.
 
 #[path = "bin/backend.rs"]
 mod backend;
