@@ -1,6 +1,6 @@
 """Runs conditions of tests/families: all of them on quantised checkpoints, and two on one model with state, so that the
-command does not break. The two are cached prefixes that end after every block, and preempted requests that continue from
-snapshots. The memory is filled with NaN before each request."""
+command does not break. The two are cached prefixes that end after every block, and preempted requests that continue
+from snapshots. The memory is filled with NaN before each request."""
 
 import pytest
 from families import measure

@@ -1,7 +1,7 @@
 //! Weights in eight or four bits, with scales of groups of inputs, that stay quantised in memory.
 //!
-//! Weights are [codes](crate::QuantizedType). Each output has a scale, and possibly a zero point or a minimum, per group
-//! of 16 to 128 inputs. There are two kinds of product:
+//! Weights are [codes](crate::QuantizedType). Each output has a scale, and possibly a zero point or a minimum, per
+//! group of 16 to 128 inputs. There are two kinds of product:
 //!
 //! - [`DotProduct`](dots::DotProduct): integers of four bits in groups of at least [`BLOCK`](layout::BLOCK) inputs.
 //!   Activations are rounded to eight bits with a scale per group and row, as in int8. The products within a group are

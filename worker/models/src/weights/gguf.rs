@@ -57,7 +57,7 @@ struct Found<'a> {
 impl GgufFile {
     /// Maps the files and reads their headers, but reads no tensor.
     pub fn open(path: &Path) -> Result<Self, LoadError> {
-        let files = gguf_files(path).into_iter().map(MappedFile::open).collect::<Result<Vec<_>, _>>()?;
+        let mut files = gguf_files(path).into_iter().map(MappedFile::open).collect::<Result<Vec<_>, _>>()?;
         let mut file_of: HashMap<String, usize> = HashMap::new();
         for (index, file) in files.iter().enumerate() {
             for name in file.header.tensors.keys() {
@@ -78,6 +78,8 @@ impl GgufFile {
             }
             _ => None,
         };
+        // The lists of tokens and merges take megabytes, which a load needs for weights.
+        files.iter_mut().for_each(|file| file.header.metadata = HashMap::new());
         let is_widened = gguf::widens(files.iter().flat_map(|file| &file.header.tensors));
         let unused = file_of.keys().cloned().collect();
         Ok(Self { files, file_of, permuted, is_widened, unused })

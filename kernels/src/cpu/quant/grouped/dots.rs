@@ -176,9 +176,6 @@ impl GroupedProduct for DotProduct<'_> {
                             let zero = s.load_u8(panels[p].add(at + layout.zeros_at(group)));
                             s.mul(zero, s.splat(1.0 / ZERO as f32))
                         });
-                        let minima = (layout.offsets == OffsetKind::Minima).then(|| {
-                            s.mul(layout.load_minima(s, panels[p].add(at), group), s.splat(1.0 / ZERO as f32))
-                        });
                         for r in 0..R {
                             let mut dot = s.floats(dots[r][p]);
                             if let Some(zero) = zero {
@@ -188,9 +185,18 @@ impl GroupedProduct for DotProduct<'_> {
                             let of_row = s.splat(f32::from_bits(*scales.add(r)));
                             let sum = rest.add(r * P + p);
                             *sum = s.fma_on_all_paths(dot, s.mul(of_panels[p], of_row), *sum);
-                            if let Some(minima) = minima {
-                                // Less the minimum times the sum of the activations.
+                        }
+                    }
+                    // A loop of its own, so that the loop above stays as short as it is without minima.
+                    if layout.offsets == OffsetKind::Minima {
+                        for p in 0..P {
+                            let minima = layout.load_minima(s, panels[p].add(at), group);
+                            let minima = s.mul(minima, s.splat(1.0 / ZERO as f32));
+                            for r in 0..R {
+                                // Less the minimum times the sum of the group's activations.
+                                let of_row = s.splat(f32::from_bits(*scales.add(r)));
                                 let begin = s.splat((*begins.add(r)).cast_signed() as f32);
+                                let sum = rest.add(r * P + p);
                                 *sum = s.fma_on_all_paths(begin, s.mul(minima, of_row), *sum);
                             }
                         }

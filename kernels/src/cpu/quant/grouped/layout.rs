@@ -2,10 +2,10 @@
 //!
 //! A chunk of a panel holds [`CHUNK`] inputs of sixteen outputs. It begins with a header, which is padded to whole
 //! lines of 64 bytes: for each group of the chunk sixteen scales, then for each group sixteen zero points or minima if
-//! there are any. Lines of codes follow. A line holds four bytes of each output: four codes of eight bits, or eight codes of four
-//! bits. Byte `i` of an output's eight codes holds code `i` in its low bits and code `i + 4` in its high bits, so that
-//! the low and the high halves of all bytes are the operands of two dot products of bytes. The last chunk has only the
-//! lines of whole [`BLOCK`]s that its inputs need.
+//! there are any. Lines of codes follow. A line holds four bytes of each output: four codes of eight bits, or eight
+//! codes of four bits. Byte `i` of an output's eight codes holds code `i` in its low bits and code `i + 4` in its high
+//! bits, so that the low and the high halves of all bytes are the operands of two dot products of bytes. The last chunk
+//! has only the lines of whole [`BLOCK`]s that its inputs need.
 
 use std::fs::File;
 

@@ -168,11 +168,13 @@ fn forms_that_hold_no_common_values_are_not_fused() {
     assert_eq!(zeros.fused(minima), None);
     assert_eq!(int4.fused(form(QuantizedType::E2m1, OffsetKind::None)), None);
     assert_eq!(HeldForm { group: 24, ..int4 }.of_columns(96), None);
-    assert_eq!(HeldForm { group: 96, ..int4 }.bytes(2, 96), 2 * (48 + 3 * 2));
+    assert_eq!(HeldForm { group: 96, ..int4 }.bytes(2, 96), 2 * (48 + 2), "a whole row");
+    assert_eq!(HeldForm { group: 96, ..int4 }.bytes(2, 192), 2 * (96 + 6 * 2));
     assert_eq!(HeldForm { group: 128, ..zeros }.bytes(2, 256), 2 * (128 + 2 * 3));
 }
 
-/// Products with unit vectors are the weights. Those of a device that holds codes and scales are the dequantised values.
+/// Products with unit vectors are the weights. Those of a device that holds codes and scales are the dequantised
+/// values.
 #[test]
 fn a_device_holds_the_values_of_each_layout_to_the_bit() {
     let Some(root) = env::var_os("QUANTISED_FORMATS") else {
