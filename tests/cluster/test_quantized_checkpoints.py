@@ -1,5 +1,5 @@
-"""`conductor quantize`. Tests that compressed-tensors and transformers read what it writes, that the errors it prints are
-those of the weights, and that a cluster serves it as transformers would with the dequantised weights."""
+"""`conductor quantize`. Tests that compressed-tensors and transformers read what it writes, that the errors it prints
+are those of the weights, and that a cluster serves it as transformers would with the dequantised weights."""
 
 import json
 import os
@@ -23,8 +23,8 @@ def quantize(*flags):
     return done.returncode, done.stdout, done.stderr
 
 
-# Model, flags, and a bound of the relative error. Weights are uniformly distributed. If the largest weight of a group or
-# row had the last code, errors would be above the bounds.
+# Model, flags, and a bound of the relative error. Weights are uniformly distributed. If the largest weight of a group
+# or row had the last code, errors would be above the bounds.
 CASES = [
     ("seed0/qwen3", ["--scheme", "int4"], 0.0617),
     ("seed0/qwen3", ["--scheme", "int8"], 0.0038),

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Judges checkpoints that `conductor quantize` wrote: judge.py PLAIN QUANTISED [PLAIN QUANTISED …]. compressed-tensors
-dequantises each matrix, and transformers reads both the quantised checkpoint and one with the dequantised weights. Prints
-JSON, for each pair: "error" is the relative error over all matrices, "modules" that of each, "reading" the largest
-difference of a logprob between the two checkpoints (null where there is none to compare), and "logprobs" those of the
-tokens 1 to 200 by the dequantised weights in f32."""
+dequantises each matrix, and transformers reads both the quantised checkpoint and one with the dequantised weights.
+Prints JSON, for each pair: "error" is the relative error over all matrices, "modules" that of each, "reading" the
+largest difference of a logprob between the two checkpoints (null where there is none to compare), and "logprobs" those
+of the tokens 1 to 200 by the dequantised weights in f32."""
 
 import json
 import shutil

@@ -1,5 +1,5 @@
-//! Quantisation of a checkpoint on disk: reads a plain checkpoint and writes one that compressed-tensors describes, which
-//! this project, vLLM and transformers read.
+//! Quantisation of a checkpoint on disk: reads a plain checkpoint and writes one that compressed-tensors describes,
+//! which transformers reads, too.
 //!
 //! Quantised are the matrices that `--quantize` also quantises at load, except embeddings and LM heads. All other
 //! tensors and files are copied. No more than one matrix is in memory at a time.

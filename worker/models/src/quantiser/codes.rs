@@ -1,7 +1,7 @@
 //! Codes and scales of one matrix, computed row by row on all cores.
 //!
-//! Each scale is chosen by error: of several scales, a group or a row has the one with the smallest squared error. Scales
-//! are rounded to the type that the file holds before codes are chosen.
+//! Each scale is chosen by error: of several scales, a group or a row has the one with the smallest squared error.
+//! Scales are rounded to the type that the file holds before codes are chosen.
 
 use std::{
     num::NonZero,
