@@ -51,9 +51,12 @@ def made(tmp_path_factory):
     return list(zip(pairs[1::2], printed, json.loads(done.stdout)))
 
 
-@pytest.mark.parametrize("index", range(len(CASES)), ids=[" ".join(map(str, [model, *flags])) for model, flags, _ in CASES])
+NAMES = [" ".join(map(str, [model, *flags])) for model, flags, _ in CASES]
+
+
+@pytest.mark.parametrize("index", range(len(CASES)), ids=NAMES)
 def test_other_readers_know_it_and_a_cluster_serves_it(start, made, index):
-    model, _, bound = CASES[index]
+    model, flags, bound = CASES[index]
     out, printed, judged = made[index]
     lines = re.findall(r"^ *\d+/\d+ (\S+) \[\d+, \d+\] error (\S+) %", printed, re.M)
     seen = {name: float(error) for name, error in lines}
@@ -67,8 +70,7 @@ def test_other_readers_know_it_and_a_cluster_serves_it(start, made, index):
     assert judged["reading"] is None or judged["reading"] < limit
 
     # Weights stay as they are stored, and those of four bits would be multiplied by activations in eight bits.
-    has_four_bits = "weight_packed" in out.joinpath("model.safetensors").read_bytes()[:100_000].decode(errors="ignore")
-    exact = ["--no-quantized-activations"] if has_four_bits else []
+    exact = [] if {"int8", "fp8"} & set(flags) else ["--no-quantized-activations"]
     cluster = start("--workers", 1, "--model", out, "--skip-tokenizer-init", *exact)
     choice = cluster.complete(prompt=IDS.tolist(), max_tokens=1, temperature=0, prompt_logprobs=0)["choices"][0]
     assert np.abs(prompt_logprobs(choice, IDS) - judged["logprobs"]).max() < limit
@@ -89,6 +91,31 @@ def test_bad_requests_are_refused_and_leave_nothing(tmp_path, monkeypatch, flags
     code, printed, said = quantize(*flags)
     assert code in (1, 2) and problem in said and not printed, (code, printed, said)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_fault_midway_leaves_nothing(tmp_path):
+    source, empty = tmp_path / "source", tmp_path / "empty"
+    source.mkdir()
+    empty.mkdir()
+    plain = GOLDENS / "seed0/qwen3"
+    tensors = load_file(plain / "model.safetensors")
+    last = "model.layers.2.self_attn.v_proj.weight"
+    tensors[last][5, 7] = np.nan
+    save_file(tensors, source / "model.safetensors")
+    (source / "config.json").write_text((plain / "config.json").read_text())
+    for out in (tmp_path / "new", empty):
+        code, printed, said = quantize("--model", source, "--out", out)
+        assert code == 1 and last in said and "in row 5 that is not finite" in said, said
+        assert "model.layers.0.mlp.down_proj" in printed
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "empty"} and not list(empty.iterdir())
+
+
+def test_an_empty_folder_is_filled(tmp_path, monkeypatch):
+    # A folder that exists may be the root of a volume, or the current one. Neither can be replaced.
+    monkeypatch.chdir(tmp_path)
+    code, _, said = quantize("--model", GOLDENS / "seed0/qwen3", "--out", ".")
+    assert code == 0, said
+    assert {"config.json", "model.safetensors"} <= {path.name for path in tmp_path.iterdir()} and not list(tmp_path.glob(".p*"))
 
 
 def test_a_checkpoint_in_several_files_keeps_them(tmp_path):

@@ -69,8 +69,8 @@ pub fn check_weights(groups: &[WorkerGroup<'_>]) -> Result<(), Error> {
     }
 }
 
-/// Refuses the setting that keeps activations in f32 if no matrix has four bits: activations of other matrices are not
-/// quantised, but those of int8, whose products are sums of integers.
+/// Refuses the setting that keeps activations in f32 if no matrix has four bits. With other weights, activations are in
+/// f32 anyway, except with `--quantize int8`, whose products have no form with activations in f32.
 fn check_activations(settings: &WorkerSettings, ranks: &[Footprint]) -> Result<(), Error> {
     let has_int4 = settings.weights.quantize == Quantize::Int4 || ranks.iter().any(|rank| rank.has_int4);
     if settings.weights.no_quantized_activations && !has_int4 {

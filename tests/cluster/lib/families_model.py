@@ -24,7 +24,7 @@ GREEDY = dict(temperature=0, logprobs=2, ignore_eos=True, return_token_ids=True)
 # Models whose weights the checkpoint stores quantised, with the flags under which they are compared with the reference:
 # from activations in eight bits, it is further away than its bound.
 FORMATS = {"qwen3-fp8_blocks": (), "llama3-w4_group16": ("--no-quantized-activations",)}
-# What stands for a seed of a model of FORMATS.
+# The seed of the models of FORMATS, which have only one.
 OF_FORMATS = "formats"
 
 

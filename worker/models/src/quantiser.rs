@@ -12,6 +12,7 @@ mod tests;
 
 use std::{
     collections::{BTreeMap, HashMap},
+    ffi::OsStr,
     fs, io,
     path::{Path, PathBuf},
 };
@@ -62,7 +63,7 @@ pub enum QuantiserScheme {
     Fp8,
 }
 
-/// What became of a matrix.
+/// The outcome for a matrix.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     /// It is quantised, with this error.
@@ -78,7 +79,7 @@ pub struct ModuleReport {
     pub module: String,
     /// Outputs and inputs.
     pub shape: [usize; 2],
-    /// What became of it.
+    /// The outcome for it.
     pub outcome: Outcome,
     /// Number of matrices so far, this one included.
     pub done: usize,
@@ -97,8 +98,8 @@ pub struct Sizes {
 
 /// Quantises the checkpoint in `dir` and writes it to the new folder `out`. Calls `report` after each matrix.
 ///
-/// Everything is written to a folder beside `out` that gets its name at the end, so `out` is whole or does not exist.
-/// Errors name the file, and the key or tensor at fault.
+/// The config gets its place last, so `out` is a whole checkpoint or none. After an error, nothing is left. Errors name
+/// the file, and the key or tensor at fault.
 pub fn quantise_checkpoint(
     dir: &Path,
     out: &Path,
@@ -123,7 +124,7 @@ pub fn quantise_checkpoint(
     };
     config.insert(QUANTIZATION_CONFIG.into(), config::section(scheme, &plan.ignored()));
     write_json(&partial.path.join(CheckpointFile::Config.name()), &Value::Object(config))?;
-    partial.finish(out)?;
+    partial.finish()?;
     Ok(sizes)
 }
 
@@ -264,7 +265,7 @@ impl Plan {
         let dtype = weight_type(info).ok_or_else(|| fault(format!("is of type {}", info.dtype)))?;
         let columns = info.shape.last().copied().unwrap_or(0);
         let Codes { codes, scales, error } = codes::quantise(self.scheme, bytes, dtype, columns)
-            .map_err(|row| fault(format!("has no finite number in row {row}")))?;
+            .map_err(|row| fault(format!("has a number in row {row} that is not finite")))?;
         let module = name.strip_suffix(".weight").unwrap_or(name);
         for tensor in self.scheme.tensors(module, [info.shape[0], columns], dtype) {
             let part = tensor.name.strip_prefix(module).unwrap_or_default();
@@ -333,40 +334,58 @@ fn weight_type(info: &TensorInfo) -> Option<WeightType> {
     }
 }
 
-/// The folder that is being written. It is removed unless it is finished.
-struct Partial {
+/// The folder `out` while it is written. All files are in a folder within it until the last one is written. Unless the
+/// checkpoint is finished, they are removed, and `out` too if it was created.
+struct Partial<'a> {
+    out: &'a Path,
     path: PathBuf,
+    is_created: bool,
 }
 
-impl Partial {
-    /// Creates a folder beside `out`. `out` must not exist, or must be empty.
-    fn create(out: &Path) -> Result<Self, LoadError> {
-        let fault = |path: &Path, source| LoadError::Write { path: path.into(), source };
-        let is_taken = match fs::read_dir(out) {
-            Ok(mut entries) => entries.next().is_some(),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => false,
-            Err(error) => return Err(fault(out, error)),
+impl<'a> Partial<'a> {
+    /// Creates the folder. `out` must not exist, or must be empty.
+    fn create(out: &'a Path) -> Result<Self, LoadError> {
+        let fault = |source| LoadError::Write { path: out.into(), source };
+        let is_created = match fs::read_dir(out) {
+            Ok(mut entries) => match entries.next() {
+                None => false,
+                Some(_) => {
+                    let taken = io::Error::new(io::ErrorKind::AlreadyExists, "the folder is not empty");
+                    return Err(fault(taken));
+                }
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => true,
+            Err(error) => return Err(fault(error)),
         };
-        if is_taken {
-            return Err(fault(out, io::Error::new(io::ErrorKind::AlreadyExists, "the folder is not empty")));
-        }
-        let mut name = out.file_name().unwrap_or_default().to_owned();
-        name.push(format!(".partial-{}", std::process::id()));
-        let path = out.with_file_name(name);
-        fs::create_dir_all(&path).map_err(|error| fault(&path, error))?;
-        Ok(Self { path })
+        let path = out.join(".partial");
+        fs::create_dir_all(&path).map_err(fault)?;
+        Ok(Self { out, path, is_created })
     }
 
-    /// Gives the folder its name.
-    fn finish(self, out: &Path) -> Result<(), LoadError> {
-        fs::rename(&self.path, out).map_err(|source| LoadError::Write { path: out.into(), source })
+    /// Moves all files to their places. A folder without a config is no checkpoint, so the config is the last.
+    fn finish(mut self) -> Result<(), LoadError> {
+        let config = CheckpointFile::Config.name();
+        let fault = |source| LoadError::Write { path: self.out.into(), source };
+        let place = |name: &OsStr| fs::rename(self.path.join(name), self.out.join(name)).map_err(fault);
+        for entry in fs::read_dir(&self.path).map_err(fault)? {
+            let name = entry.map_err(fault)?.file_name();
+            if name != config {
+                place(&name)?;
+            }
+        }
+        place(config.as_ref())?;
+        self.is_created = false;
+        Ok(())
     }
 }
 
-impl Drop for Partial {
+impl Drop for Partial<'_> {
     fn drop(&mut self) {
-        // After `finish`, there is no such folder.
+        // An error here comes after another one, which says more.
         let _ = fs::remove_dir_all(&self.path);
+        if self.is_created {
+            let _ = fs::remove_dir(self.out);
+        }
     }
 }
 

@@ -84,7 +84,7 @@ impl Source {
         }
     }
 
-    /// The same codes and scales with random minima.
+    /// Returns these codes and scales with random minima.
     pub fn with_minima(self, random: &mut Random) -> Self {
         let minima = Some(floats(random, self.scale_type, self.scales.len()));
         Self { zeros: None, minima, ..self }
