@@ -31,6 +31,7 @@ CASES = [
     ("seed0/qwen3", ["--scheme", "fp8"], 0.0228),
     ("bf16/llama3", ["--group-size", 64], 0.0637),
     ("seed0/qwen3_moe", ["--scheme", "int8"], 0.0038),
+    ("seed0/qwen3_5_text_tied", ["--scheme", "int4"], 0.0617),
 ]
 
 
