@@ -366,14 +366,14 @@ impl<'a> Partial<'a> {
     fn finish(mut self) -> Result<(), LoadError> {
         let config = CheckpointFile::Config.name();
         let fault = |source| LoadError::Write { path: self.out.into(), source };
-        let place = |name: &OsStr| fs::rename(self.path.join(name), self.out.join(name)).map_err(fault);
+        let move_file = |name: &OsStr| fs::rename(self.path.join(name), self.out.join(name)).map_err(fault);
         for entry in fs::read_dir(&self.path).map_err(fault)? {
             let name = entry.map_err(fault)?.file_name();
             if name != config {
-                place(&name)?;
+                move_file(&name)?;
             }
         }
-        place(config.as_ref())?;
+        move_file(config.as_ref())?;
         self.is_created = false;
         Ok(())
     }
