@@ -146,7 +146,8 @@ pub struct CheckedText {
 /// startup, and the files are already parsed when the first worker becomes ready. A missing tokenizer is an error
 /// unless `skip_tokenizer_init` is set.
 pub fn check_checkpoint(checkpoint: &Checkpoint, settings: &RouterSettings) -> Result<CheckedText, Error> {
-    CheckedText::read(&TextFiles::of(checkpoint)?, &TextSettings::of(settings))
+    let settings = TextSettings::of(settings);
+    CheckedText::read(&TextFiles::of(checkpoint, &settings)?, &settings)
 }
 
 impl CheckedText {
@@ -158,16 +159,19 @@ impl CheckedText {
 }
 
 impl TextFiles {
-    /// Reads the text files of a checkpoint on this machine.
-    fn of(checkpoint: &Checkpoint) -> Result<Self, Error> {
+    /// Reads the text files of a checkpoint on this machine; with `skip_tokenizer_init`, generation_config.json only,
+    /// since a GGUF file may have a tokenizer that is not supported, or none.
+    fn of(checkpoint: &Checkpoint, settings: &TextSettings) -> Result<Self, Error> {
         use tutti_runtime::checkpoint::CheckpointFile as Local;
-        Ok(Self {
-            tokenizer: checkpoint.read(Local::Tokenizer)?,
-            tokenizer_config: checkpoint.read(Local::TokenizerConfig)?,
-            special_tokens_map: checkpoint.read(Local::SpecialTokensMap)?,
-            chat_template: checkpoint.read(Local::ChatTemplate)?,
-            generation_config: checkpoint.read(Local::GenerationConfig)?,
-        })
+        let mut files =
+            Self { generation_config: checkpoint.read(Local::GenerationConfig)?, ..Self::default() };
+        if !settings.skip_tokenizer_init {
+            files.tokenizer = checkpoint.read(Local::Tokenizer)?;
+            files.tokenizer_config = checkpoint.read(Local::TokenizerConfig)?;
+            files.special_tokens_map = checkpoint.read(Local::SpecialTokensMap)?;
+            files.chat_template = checkpoint.read(Local::ChatTemplate)?;
+        }
+        Ok(files)
     }
 
     /// A hash of the contents. Two conductors have the same text files if their digests are equal.

@@ -39,6 +39,9 @@ pub enum Value {
     Floats(Vec<f32>),
 }
 
+/// The tensor of what each frequency of rotation is divided by. It is read as a part of the config.
+pub const ROTARY_DIVISORS: &str = "rope_freqs.weight";
+
 /// A tensor of the table. It lies within the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {

@@ -6,8 +6,8 @@ settings! {
     /// The model, and its limits for clients.
     pub struct ModelSettings {
         "Model" => {
-            /// Hugging Face checkpoint: a directory or a hub id
-            model: Option<String> = None, unit "DIR|HUB_ID", default "the small model in this binary";
+            /// Hugging Face checkpoint, a directory or a hub id; or a GGUF file, also HUB_ID/FILE.gguf
+            model: Option<String> = None, unit "DIR|FILE|HUB_ID", default "the small model in this binary";
             /// Name of the model in the API, or several with commas between them; answers have the first
             served_model_name: Option<String> = None, unit "NAME[,NAME]...", default "the hub id or the directory's name";
             /// Limit of one request, prompt and output together

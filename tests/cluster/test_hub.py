@@ -8,7 +8,7 @@ import re
 import threading
 
 import pytest
-from harness import GOLDENS, run_to_exit
+from harness import GOLDENS, REPO, run_to_exit
 from safetensors.numpy import load_file, save_file
 
 TOKEN = "hf_a_secret_of_this_test"
@@ -108,6 +108,25 @@ def test_a_model_by_its_hub_name_is_fetched_once_and_served(start, hub, tmp_path
             assert any(home.rglob(f"snapshots/{COMMIT}/config.json")), "the cache is not where other tools look for it"
             hub.asked.clear()
     assert not [path for path, _ in hub.asked if path.endswith(".safetensors")], "weights were fetched again"
+
+
+def test_a_gguf_file_by_its_hub_name_is_fetched_once_and_served(start, hub, tmp_path):
+    source = REPO / "target/formats/goldens-gguf/qwen3-q8_0"
+    golden = load_file(source / "goldens.safetensors")
+    (hub.directory / "Small-Q8_0.gguf").write_bytes((source / "model.gguf").read_bytes())
+    home, name = tmp_path / "home", f"{NAME}/Small-Q8_0.gguf"
+    for offline in ({}, {"HF_HUB_OFFLINE": "1"}):
+        cluster = start("--workers", 1, "--model", name, "--skip-tokenizer-init", env=env(hub, home) | offline)
+        assert cluster.model == name
+        answer = cluster.complete(
+            prompt=golden["t37.input_ids"].tolist(), max_tokens=16, temperature=0, return_token_ids=True
+        )
+        assert answer["choices"][0]["token_ids"] == golden["t37.greedy"].tolist(), offline
+        cluster.stop()
+    assert {path.rpartition("/")[2] for path, _ in hub.asked if "/resolve/" in path} == {"Small-Q8_0.gguf"}
+    missing = f"{NAME}/Small-Q4_K_M.gguf"
+    code, log = run_to_exit("conductor", ["--model", missing], tmp_path, env(hub, home))
+    assert code == 64 and "no file Small-Q4_K_M.gguf; its GGUF files: Small-Q8_0.gguf" in log, log
 
 
 def test_an_unknown_hub_name_is_bad_usage(hub, tmp_path):

@@ -81,6 +81,14 @@ def metadata(writer, arch, config):
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
 
 
+def rotary_divisors(config):
+    """Returns what Llama 3's rule divides each frequency by, which llama.cpp's converter writes instead of the rule."""
+    parsed = tf.AutoConfig.for_model(**config)
+    scaled, _ = tf.modeling_rope_utils.ROPE_INIT_FUNCTIONS["llama3"](parsed, "cpu")
+    plain = config["rope_theta"] ** -(torch.arange(0, config["head_dim"], 2, dtype=torch.float64) / config["head_dim"])
+    return (plain / scaled.double()).float().numpy()
+
+
 def golden(out, model, kind):
     source, path = f"target/goldens/seed0/{model}", f"{out}/goldens-gguf/{model}-{kind.name.lower()}"
     os.makedirs(path)
@@ -112,6 +120,9 @@ def golden(out, model, kind):
             module, end = rest.rsplit(".", 1)
             theirs = f"blk.{layer}.{MODULES[module]}.{end}"
         writer.add_tensor(theirs, np.ascontiguousarray(packed), raw_dtype=kept)
+    if config.get("rope_scaling"):
+        divisors = rotary_divisors(config)
+        writer.add_tensor("rope_freqs.weight", divisors, raw_dtype=Type.F32)
     for (name, kept), experts in stacks.items():
         writer.add_tensor(name, np.stack([experts[i] for i in range(len(experts))]), raw_dtype=kept)
     writer.write_header_to_file()
@@ -131,7 +142,7 @@ def golden(out, model, kind):
 def write(out):
     random_tensors(out)
     print("GGUF             values by the package gguf", flush=True)
-    for model in ("smollm", "qwen2", "qwen3", "qwen3_moe"):
+    for model in ("smollm", "llama3", "qwen2", "qwen3", "qwen3_moe"):
         for kind in (Type.F32, Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q5_0):
             golden(out, model, kind)
         print(f"{model} in GGUF", flush=True)

@@ -1,6 +1,7 @@
 //! The text files of a checkpoint, made from the metadata of a GGUF file.
 
 mod neutral;
+mod rotation;
 mod tokenizer;
 
 use std::path::{Path, PathBuf};
@@ -89,7 +90,9 @@ pub(super) fn read(path: &Path, file: CheckpointFile) -> Result<Option<Vec<u8>>,
         header.tensors.extend(Header::open(part)?.tensors);
     }
     let value = match file {
-        CheckpointFile::Config => config(&header).map(Some),
+        CheckpointFile::Config => {
+            rotation::divisors(&files, &header).and_then(|divisors| config(&header, divisors)).map(Some)
+        }
         CheckpointFile::GenerationConfig => tokenizer::generation_config(&header).map(Some),
         CheckpointFile::Tokenizer => tokenizer::tokenizer(&header).map(Some),
         CheckpointFile::TokenizerConfig => tokenizer::config(&header).map(Some),
@@ -99,8 +102,8 @@ pub(super) fn read(path: &Path, file: CheckpointFile) -> Result<Option<Vec<u8>>,
     Ok(value.map_err(invalid)?.map(|value| value.to_string().into_bytes()))
 }
 
-/// Makes a `config.json`.
-fn config(header: &Header) -> Result<Value, String> {
+/// Makes a `config.json`. `divisors` are those of the rotary frequencies.
+fn config(header: &Header, divisors: Option<Vec<f32>>) -> Result<Value, String> {
     let name = header.text("general.architecture")?.ok_or("general.architecture: is missing")?;
     let architecture = ARCHITECTURES.iter().find(|known| known.name == name).ok_or_else(|| {
         let supported = ARCHITECTURES.map(|known| known.name).join(", ");
@@ -152,7 +155,7 @@ fn config(header: &Header) -> Result<Value, String> {
     let found = header.number(&epsilon)?.ok_or_else(|| format!("{epsilon}: is missing"))?;
     set("rms_norm_eps", Some(found.into()));
     set("rope_theta", Some(header.number(&key("rope.freq_base"))?.unwrap_or(10_000.0).into()));
-    set("rope_scaling", rope_scaling(header, &key)?);
+    set("rope_scaling", rotation::scaling(header, divisors, &key)?);
     let embedding =
         header.tensors.get("token_embd.weight").ok_or("tensor \"token_embd.weight\" is missing")?;
     set("vocab_size", embedding.shape.first().map(|&rows| rows.into()));
@@ -169,25 +172,4 @@ fn config(header: &Header) -> Result<Value, String> {
         set("attention_bias", Some(has_bias.into()));
     }
     Ok(Value::Object(config))
-}
-
-/// Makes `rope_scaling`; `None` if there is none.
-fn rope_scaling(header: &Header, key: &dyn Fn(&str) -> String) -> Result<Option<Value>, String> {
-    // The factors of Llama 3.1 are a tensor here, and keys in a config.json.
-    if header.tensors.contains_key("rope_freqs.weight") {
-        return Err("tensor \"rope_freqs.weight\": factors of rotary frequencies are not supported".into());
-    }
-    let scaling = key("rope.scaling.type");
-    Ok(match header.text(&scaling)? {
-        None | Some("none") => None,
-        Some("yarn") => {
-            let factor = key("rope.scaling.factor");
-            let factor = header.number(&factor)?.ok_or_else(|| format!("{factor}: is missing"))?;
-            let original = header.integer(&key("rope.scaling.original_context_length"))?;
-            Some(
-                json!({ "rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original }),
-            )
-        }
-        Some(other) => return Err(format!("{scaling}: {other:?} is not supported; supported: none, yarn")),
-    })
 }

@@ -21,46 +21,71 @@ use hf_hub::{
 };
 use serde::Deserialize;
 
-use super::{CheckConfig, CheckpointFile, Wanted, cache_home, contents, model_error};
+use super::{CheckConfig, CheckpointFile, Wanted, cache_home, contents, gguf, model_error};
 use crate::{Error, ErrorKind, progress::LoadDisplay};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+const GGUF: &str = ".gguf";
 /// The revision that is downloaded.
 const REVISION: &str = "main";
 /// Maximum time for the hub's answer to the first request, which asks for the model's revision and files.
 const ANSWER: Duration = Duration::from_secs(30);
 
-/// A model's name on a hub: `org/name`, or `name` alone.
+/// A model's name on a hub: `org/name`, or `name` alone. `org/name/file.gguf` names a GGUF file of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HubId(String);
+pub struct HubId {
+    repo: String,
+    /// The path of a GGUF file in the repository.
+    file: Option<String>,
+}
 
 impl FromStr for HubId {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let parts: Vec<&str> = text.split('/').collect();
-        if parts.len() > 2 {
-            return Err("there is no such directory, and an id has at most one \"/\"".into());
+        let has_file = parts.len() > 2 && text.ends_with(GGUF);
+        let (of_repo, of_file) = parts.split_at(if has_file { 2 } else { parts.len() });
+        if of_repo.len() > 2 {
+            return Err("there is no such directory, and an id has at most one \"/\", \
+                        or also the path of a GGUF file"
+                .into());
         }
-        for part in parts {
+        for part in &parts {
             let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
             if part.is_empty() || part.len() > 96 || !part.chars().all(plain) {
                 return Err(format!("{part:?} is not 1 to 96 letters, digits, \"-\", \"_\" and \".\""));
             }
+        }
+        for part in of_repo {
             let edge = |c: char| c == '-' || c == '.';
             let twice = part.contains("--") || part.contains("..");
             if twice || part.starts_with(edge) || part.ends_with(edge) || part.ends_with(".git") {
                 return Err(format!("there is no such directory, and {part:?} is not how ids are spelt"));
             }
         }
-        Ok(Self(text.to_owned()))
+        if let Some(part) = of_file.iter().find(|part| part.starts_with('.')) {
+            return Err(format!("{part:?} is not how files of a hub are spelt"));
+        }
+        Ok(Self { repo: of_repo.join("/"), file: has_file.then(|| of_file.join("/")) })
     }
 }
 
 impl fmt::Display for HubId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.repo)?;
+        self.file.iter().try_for_each(|file| write!(f, "/{file}"))
+    }
+}
+
+impl HubId {
+    /// The path of the checkpoint in the directory of a commit.
+    fn path_in(&self, commit_dir: PathBuf) -> PathBuf {
+        match &self.file {
+            Some(file) => commit_dir.join(file),
+            None => commit_dir,
+        }
     }
 }
 
@@ -118,7 +143,8 @@ impl fmt::Debug for HubOptions {
     }
 }
 
-/// Downloads the missing files of a model's main revision. Returns the directory that contains them.
+/// Downloads the missing files of a model's main revision. Returns the directory that contains them, or the GGUF file
+/// that the id names.
 pub(super) async fn download(
     id: &HubId,
     wanted: Wanted,
@@ -129,7 +155,7 @@ pub(super) async fn download(
     let cache = Cache::new(options.cache.clone());
     let main = repo(id, REVISION);
     if options.offline {
-        return cached(&cache, &main, wanted).ok_or_else(|| {
+        return cached(&cache, &main, id, wanted).ok_or_else(|| {
             let message = format!(
                 "{id} is not complete in {}, and HF_HUB_OFFLINE is set: unset it to download",
                 options.cache.display()
@@ -148,7 +174,7 @@ pub(super) async fn download(
                 _ => unreachable_hub(id, &asked, &format!("no answer within {ANSWER:?}")),
             };
             // If the hub cannot be reached, a cached copy is served. If the hub refuses the request, that is final.
-            return match cached(&cache, &main, wanted) {
+            return match cached(&cache, &main, id, wanted) {
                 Some(dir) if error.kind() == ErrorKind::Unavailable => {
                     tracing::warn!(%error, dir = %dir.display(), "serving the cached copy");
                     Ok(dir)
@@ -169,16 +195,22 @@ pub(super) async fn download(
         options,
         display,
     };
-    download.text_files(&info).await?;
-    check(&download.commit_dir)?;
-    if wanted == Wanted::Everything {
-        download.weights(&info).await?;
+    match &id.file {
+        // The file is the checkpoint, so it is needed even if no weights are.
+        Some(file) => download.gguf(&info, file).await?,
+        None => {
+            download.text_files(&info).await?;
+            check(&download.commit_dir)?;
+            if wanted == Wanted::Everything {
+                download.weights(&info).await?;
+            }
+        }
     }
     cache
         .repo(main)
         .create_ref(&info.sha)
         .map_err(|e| Error::internal(format!("cannot write to {}: {e}", options.cache.display())))?;
-    Ok(download.commit_dir)
+    Ok(id.path_in(download.commit_dir))
 }
 
 /// The download of one commit of one model into the cache.
@@ -224,6 +256,22 @@ impl Download<'_> {
         Ok(())
     }
 
+    /// Downloads all parts of the GGUF file `named`.
+    async fn gguf(&self, info: &RepoInfo, named: &str) -> Result<(), Error> {
+        for part in gguf::files(Path::new(named)) {
+            let part = part.to_string_lossy();
+            if !lists(info, &part) {
+                let names = info.siblings.iter().map(|file| file.rfilename.as_str());
+                let files = Vec::from_iter(names.filter(|name| name.ends_with(GGUF)).take(20)).join(", ");
+                let has = if files.is_empty() { "none".into() } else { files };
+                let message = format!("{}: the model has no file {part}; its GGUF files: {has}", self.id);
+                return Err(model_error(ErrorKind::NotFound, message));
+            }
+            self.file(&part).await?;
+        }
+        Ok(())
+    }
+
     async fn file(&self, name: &str) -> Result<(), Error> {
         if self.commit_dir.join(name).exists() {
             return Ok(());
@@ -239,16 +287,22 @@ impl Download<'_> {
 }
 
 fn repo(id: &HubId, revision: &str) -> Repo {
-    Repo::with_revision(id.0.clone(), RepoType::Model, revision.to_owned())
+    Repo::with_revision(id.repo.clone(), RepoType::Model, revision.to_owned())
 }
 
 fn lists(info: &RepoInfo, name: &str) -> bool {
     info.siblings.iter().any(|file| file.rfilename == name)
 }
 
-/// The directory of the cached commit of a model's main revision. None if a wanted file is missing.
-fn cached(cache: &Cache, main: &Repo, wanted: Wanted) -> Option<PathBuf> {
-    let config = cache.repo(main.clone()).get(CheckpointFile::Config.name())?;
+/// The cached checkpoint of a model's main revision. None if a wanted file is missing.
+fn cached(cache: &Cache, main: &Repo, id: &HubId, wanted: Wanted) -> Option<PathBuf> {
+    let cached = cache.repo(main.clone());
+    if let Some(file) = &id.file {
+        let parts = gguf::files(Path::new(file));
+        let complete = parts.iter().all(|part| cached.get(&part.to_string_lossy()).is_some());
+        return complete.then(|| cached.get(file)).flatten();
+    }
+    let config = cached.get(CheckpointFile::Config.name())?;
     let commit_dir = config.parent()?.to_owned();
     let complete = match wanted {
         Wanted::NoWeights => true,
@@ -303,7 +357,7 @@ fn explain(id: &HubId, asked: &ApiRepo, options: &HubOptions, error: &ApiError) 
 
 fn unreachable_hub(id: &HubId, asked: &ApiRepo, why: &str) -> Error {
     let url = asked.url("");
-    let hub = url.split_once(&format!("/{id}/")).map_or(&*url, |(hub, _)| hub);
+    let hub = url.split_once(&format!("/{}/", id.repo)).map_or(&*url, |(hub, _)| hub);
     let message = format!(
         "{id}: cannot reach the hub at {hub}: {why}; check HF_ENDPOINT and the network, or give a directory"
     );

@@ -17,8 +17,16 @@ fn what_is_no_directory_must_be_a_hub_id() {
     let id = |text: &str| ModelSource::parse(Some(text));
     assert!(matches!(id("some-org/Some.Model_1"), Ok(ModelSource::Hub(_))));
     assert!(matches!(id("some-model-that-is-no-directory"), Ok(ModelSource::Hub(_))));
+    for file in ["org/name/model-Q4_0.gguf", "org/name/Q4_0/model-00001-of-00002.gguf"] {
+        assert!(matches!(id(file), Ok(ModelSource::Hub(id)) if id.to_string() == file));
+    }
     for bad in [
         "/no/such/dir",
+        "org/name/model.bin",
+        "org/name/../model.gguf",
+        "org/name/.gguf",
+        "org/name//model.gguf",
+        "org/na..me/model.gguf",
         "./nowhere",
         "a/b/c",
         "a/",

@@ -1,4 +1,4 @@
-//! Rotary position embedding: tables of frequencies (plain, YaRN or Llama 3), from the older or the newer keys of a
+//! Rotary position embedding: tables of frequencies (plain, YaRN, Llama 3, or divided one by one), from the older or the newer keys of a
 //! config.
 //!
 //! A model may have several tables, one per type of its layers. A table may rotate only the first elements of a head,
@@ -57,6 +57,8 @@ enum Scaling {
     None,
     Yarn(Yarn),
     Llama3(Llama3),
+    /// Each frequency is divided by a number of its own. GGUF files state the rule of Llama 3 in this form.
+    Divisors(Vec<f64>),
 }
 
 /// The parameters of Llama 3's rule.
@@ -139,7 +141,7 @@ impl Rope {
     fn extended_context(&self) -> Option<usize> {
         match &self.scaling {
             Scaling::Yarn(yarn) => Some((yarn.factor * yarn.original_context) as usize),
-            Scaling::None | Scaling::Llama3(_) => None,
+            Scaling::None | Scaling::Llama3(_) | Scaling::Divisors(_) => None,
         }
     }
 
@@ -187,6 +189,14 @@ impl Rope {
             }
             Scaling::Llama3(rule) => {
                 let inverse = (0..half).map(|i| rule.scaled(plain(i)) as f32).collect();
+                return Ok(RopeFrequencies { inverse, axes, scale: 1.0 });
+            }
+            Scaling::Divisors(divisors) if divisors.len() != half => {
+                let found = divisors.len();
+                return Err(format!("divisors: are {found}, but a head has {half} frequencies"));
+            }
+            Scaling::Divisors(divisors) => {
+                let inverse = divisors.iter().enumerate().map(|(i, by)| (plain(i) / by) as f32).collect();
                 return Ok(RopeFrequencies { inverse, axes, scale: 1.0 });
             }
             Scaling::Yarn(yarn) => yarn,

@@ -33,6 +33,8 @@ pub(crate) enum Rule {
     Choice(&'static [&'static str]),
     /// A list of integers, each in this range.
     Integers { entries: Entries, most: u64 },
+    /// A list of numbers, each above 0 and at most `most`.
+    Numbers { most_entries: usize, most: f64 },
     /// A list of texts.
     Texts { most_entries: usize },
     /// A token id, or a list of them.
@@ -117,6 +119,13 @@ impl Key<Vec<usize>> {
     }
 }
 
+impl Key<Vec<f64>> {
+    /// Declares a key whose value is a list of numbers, each above 0 and at most `most`.
+    pub const fn numbers(name: &'static str, most_entries: usize, most: f64) -> Self {
+        Self::new(name, Rule::Numbers { most_entries, most })
+    }
+}
+
 impl Key<Vec<String>> {
     pub const fn texts(name: &'static str, most_entries: usize) -> Self {
         Self::new(name, Rule::Texts { most_entries })
@@ -167,6 +176,10 @@ impl Rule {
                 };
                 length && integers(values, most)
             }
+            (Self::Numbers { most_entries, most }, Value::Array(values)) => {
+                let is_within = |value: &Value| value.as_f64().is_some_and(|it| it > 0.0 && it <= most);
+                values.len() <= most_entries && values.iter().all(is_within)
+            }
             (Self::Texts { most_entries }, Value::Array(values)) => {
                 values.len() <= most_entries && values.iter().all(Value::is_string)
             }
@@ -176,7 +189,7 @@ impl Rule {
             (Self::TokenIds { .. }, value) => integers(std::slice::from_ref(value), u32::MAX.into()),
             (Self::Object, value) => value.is_object(),
             (Self::Any, _) => true,
-            (Self::Choice(_) | Self::Integers { .. } | Self::Texts { .. }, _) => false,
+            (Self::Choice(_) | Self::Integers { .. } | Self::Numbers { .. } | Self::Texts { .. }, _) => false,
         }
     }
 }
@@ -200,6 +213,9 @@ impl fmt::Display for Rule {
             }
             Self::Integers { entries: Entries::AtMost(length), most } => {
                 write!(f, "a list of at most {length} integers from 0 to {most}")
+            }
+            Self::Numbers { most_entries, most } => {
+                write!(f, "a list of at most {most_entries} numbers above 0 and at most {most}")
             }
             Self::Texts { most_entries } => write!(f, "a list of at most {most_entries} texts"),
             Self::TokenIds { most_entries } => {

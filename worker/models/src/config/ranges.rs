@@ -100,10 +100,12 @@ pub(crate) const ROPE_PARAMETERS: &str = "rope_parameters";
 pub(crate) const ROPE_THETA: Key<f64> = Key::number("rope_theta", Above(1.0), MAX_THETA);
 pub(crate) const PARTIAL_ROTARY_FACTOR: Key<f64> = Key::number("partial_rotary_factor", Above(0.0), 1.0);
 /// Values of `rope_type`. `mrope` is the first vision models' name for plain frequencies with three axes of positions.
-const ROPE_TYPES: &[&str] = &["default", "mrope", "yarn", "llama3"];
+const ROPE_TYPES: &[&str] = &["default", "mrope", "yarn", "llama3", "divisors"];
 pub(crate) const ROPE_TYPE: Key<String> = Key::choice("rope_type", ROPE_TYPES);
 /// The older spelling of `rope_type`. Some files have both keys.
 pub(crate) const OLDER_ROPE_TYPE: Key<String> = Key::choice("type", ROPE_TYPES);
+/// What each frequency is divided by under the rope_type "divisors", which only GGUF files have.
+pub(crate) const DIVISORS: Key<Vec<f64>> = Key::numbers("divisors", MAX_HEAD_DIM / 2, MAX_FACTOR);
 pub(crate) const FACTOR: Key<f64> = Key::number("factor", Above(0.0), MAX_FACTOR);
 pub(crate) const ORIGINAL_MAX_POSITION_EMBEDDINGS: Key<usize> =
     Key::size("original_max_position_embeddings", MAX_CONTEXT);

@@ -117,6 +117,7 @@ fn refused(rule: Rule) -> Vec<&'static str> {
         Rule::Choice(_) | Rule::Any | Rule::Integers { .. } | Rule::TokenIds { .. } => {
             [values, vec!["1.5"]].concat()
         }
+        Rule::Numbers { .. } => [but("[1.5]"), vec!["0", "[0]", "[null]"]].concat(),
         Rule::Texts { .. } => [values, vec!["0", "1.5", "[null]"]].concat(),
         Rule::Object => [but("{\"a\": 1}"), vec!["0", "1.5"]].concat(),
     }

@@ -35,6 +35,7 @@ struct Parameters<'a> {
     low_freq_factor: Option<f64>,
     high_freq_factor: Option<f64>,
     truncate: Option<bool>,
+    divisors: Option<Vec<f64>>,
     mrope_section: Option<Vec<usize>>,
     mrope_interleaved: Option<bool>,
 }
@@ -60,6 +61,7 @@ impl<'a> RopeKeys<'a> {
             scaling: match parameters.kind.as_deref() {
                 Some("yarn") => Scaling::Yarn(parameters.yarn(max_context)?),
                 Some("llama3") => Scaling::Llama3(parameters.llama3(max_context)?),
+                Some("divisors") => Scaling::Divisors(parameters.divisors()?),
                 _ => Scaling::None,
             },
             sections: parameters.sections(),
@@ -100,6 +102,7 @@ impl<'a> Parameters<'a> {
             low_freq_factor: keys.get(&ranges::LOW_FREQ_FACTOR)?,
             high_freq_factor: keys.get(&ranges::HIGH_FREQ_FACTOR)?,
             truncate: keys.get(&ranges::TRUNCATE)?,
+            divisors: keys.get(&ranges::DIVISORS)?,
             mrope_section: keys.get(&ranges::MROPE_SECTION)?,
             mrope_interleaved: keys.get(&ranges::MROPE_INTERLEAVED)?,
             keys,
@@ -132,6 +135,12 @@ impl<'a> Parameters<'a> {
                 Err(self.keys.invalid(&ranges::HIGH_FREQ_FACTOR, problem))
             }
         }
+    }
+
+    /// Returns what each frequency is divided by.
+    fn divisors(&self) -> Result<Vec<f64>, LoadError> {
+        let missing = "is missing, but rope_type \"divisors\" needs it";
+        self.divisors.clone().ok_or_else(|| self.keys.invalid(&ranges::DIVISORS, missing))
     }
 
     /// Returns the parameters of YaRN, with defaults filled in.

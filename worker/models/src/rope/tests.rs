@@ -259,6 +259,29 @@ fn sections_divide_the_frequencies_among_the_axes() {
 }
 
 #[test]
+fn divisors_divide_each_frequency() {
+    let of = |divisors: Value| {
+        rope(json!({"rope_theta": 1e4, "rope_scaling": {"rope_type": "divisors", "divisors": divisors}}))
+    };
+    let plain = rope(json!({"rope_theta": 1e4})).frequencies(8).unwrap();
+    let found = of(json!([1.0, 1.5, 4, 8.0])).frequencies(8).unwrap();
+    for (i, by) in [1.0, 1.5, 4.0, 8.0].into_iter().enumerate() {
+        assert!((found.inverse[i] * by / plain.inverse[i] - 1.0).abs() < 1e-6, "{:?}", found.inverse);
+    }
+    assert_eq!((found.axes, found.scale), (plain.axes, 1.0));
+    let error = of(json!([1.0, 1.5])).frequencies(8).unwrap_err();
+    assert!(error.contains("divisors") && error.contains("4 frequencies"), "{error}");
+    for divisors in [json!([1.0, 0.0]), json!([-1.0]), json!(8.0), json!(["8"])] {
+        let keys = json!({"rope_scaling": {"rope_type": "divisors", "divisors": divisors}});
+        let error = tables(keys, &["full_attention"]).unwrap_err();
+        assert!(error.contains("rope_scaling.divisors"), "{error}");
+    }
+    let missing =
+        tables(json!({"rope_scaling": {"rope_type": "divisors"}}), &["full_attention"]).unwrap_err();
+    assert!(missing.contains("divisors"), "{missing}");
+}
+
+#[test]
 fn types_of_layers_have_tables_of_their_own() {
     // The keys of Gemma 3, as transformers 5 writes them.
     let keys = json!({"rope_parameters": {

@@ -15,7 +15,7 @@ use memmap2::{Mmap, UncheckedAdvice};
 use tutti_kernels::{Device, HostMatrix, WeightType};
 use tutti_runtime::{
     checkpoint::gguf_files,
-    gguf::{self, Header, TensorInfo, TensorType},
+    gguf::{self, Header, ROTARY_DIVISORS, TensorInfo, TensorType},
 };
 
 use self::{
@@ -81,7 +81,7 @@ impl GgufFile {
         // The lists of tokens and merges take megabytes, which a load needs for weights.
         files.iter_mut().for_each(|file| file.header.metadata = HashMap::new());
         let is_widened = gguf::widens(files.iter().flat_map(|file| &file.header.tensors));
-        let unused = file_of.keys().cloned().collect();
+        let unused = file_of.keys().filter(|name| *name != ROTARY_DIVISORS).cloned().collect();
         Ok(Self { files, file_of, permuted, is_widened, unused })
     }
 
