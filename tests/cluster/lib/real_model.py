@@ -134,13 +134,13 @@ def served_logprobs(cluster, windows):
 
 def beside(logprobs, of_reference):
     """Returns the perplexity of a text's logprobs, and how far these are from transformers'."""
-    apart = np.abs(logprobs - of_reference)
+    differences = np.abs(logprobs - of_reference)
     return {
         "perplexity": math.exp(-logprobs.mean()),
         "differences_of_logprobs": {
-            "mean": float(apart.mean()),
-            "p99": float(np.quantile(apart, 0.99)),
-            "largest": float(apart.max()),
+            "mean": float(differences.mean()),
+            "p99": float(np.quantile(differences, 0.99)),
+            "largest": float(differences.max()),
         },
     }
 
@@ -158,13 +158,13 @@ def compared(cluster, reference, wanted, windows, of_reference):
             continue
         assert first is not None, f"{question}: {len(got)} tokens, transformers has {len(tokens)}"
         nats = reference.distance(prompt + tokens[:first], tokens[first], got[first])
-        figures["answers_that_differ"].append({"question": question, "token": first, "nats_apart": nats})
+        figures["answers_that_differ"].append({"question": question, "token": first, "nats_between": nats})
     return figures
 
 
 def holds(figures, perplexity):
     noise = figures["differences_of_logprobs"]["p99"]
-    near = all(answer["nats_apart"] < noise for answer in figures["answers_that_differ"])
+    near = all(answer["nats_between"] < noise for answer in figures["answers_that_differ"])
     return near and 1 / LARGEST_RATIO < figures["perplexity"] / perplexity < LARGEST_RATIO
 
 

@@ -1,5 +1,5 @@
-//! Rotary position embedding: tables of frequencies (plain, YaRN, Llama 3, or divided one by one), from the older or the newer keys of a
-//! config.
+//! Rotary position embedding: tables of frequencies (plain, YaRN, Llama 3, or divided one by one), from the older or
+//! the newer keys of a config.
 //!
 //! A model may have several tables, one per type of its layers. A table may rotate only the first elements of a head,
 //! and it may take its positions from three axes (M-RoPE: time, height and width; Wang et al., arXiv:2409.12191, §2.1).
