@@ -353,16 +353,16 @@ impl EngineCore {
                 self.forget(ending, sequences);
             } else if let Some(sequence) = sequences.get_mut(&commit.row) {
                 sequence.output.extend(commit.sampled.map(|sampled| sampled.token));
-                let is_late =
-                    result.as_ref().is_ok_and(|result| result.not_sampled == Some(NotSampled::Late));
+                let not_sampled = result.as_ref().ok().and_then(|result| result.not_sampled.as_ref());
+                let is_late = not_sampled == Some(&NotSampled::Late);
                 if let Some(guide) = sequence.guide.as_ref().filter(|_| sequence.decodes_here()) {
                     if is_late {
                         self.masks.was_late(guide, &mut self.scheduler);
                     }
                     advanced.extend(commit.sampled.map(|sampled| (guide.clone(), sampled.token)));
                 }
-                // A late row runs again, and needs its media then.
-                if is_late {
+                // The row runs again, and needs its media then.
+                if is_late || not_sampled == Some(&NotSampled::Void) {
                     continue;
                 }
                 sequence.scores_reported = sequence.scores_reported.max(commit.row.positions.end);
