@@ -166,7 +166,8 @@ impl Masks {
         let Some(pool) = self.pool.as_ref().filter(|_| !self.awaited.is_empty()) else { return };
         for key in pool.take_events() {
             let Some(guide) = self.awaited.remove(&key) else { continue };
-            match guide.next() {
+            match guide.next_or_await() {
+                // A row in flight has sampled with the mask of the event, and the one behind its token is pending now.
                 Next::Pending => {
                     self.awaited.insert(key, guide);
                 }

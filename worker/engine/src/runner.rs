@@ -345,8 +345,7 @@ impl Runner {
     /// Reads the loads of the experts if the interval has passed.
     fn expert_loads(&mut self) -> Result<Vec<ExpertLoad>, DeviceError> {
         let mut loads = Vec::new();
-        // Between the two halves of a step, the counts are those of a part of it.
-        if self.collected >= self.expert_loads_due && self.pending.is_none() {
+        if self.collected >= self.expert_loads_due {
             self.model.expert_loads(&mut loads)?;
             self.expert_loads_due = self.collected + EXPERT_LOADS_INTERVAL;
         }
