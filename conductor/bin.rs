@@ -1,8 +1,8 @@
 //! The conductor with its workers and, unless `no_router` is set, an embedded router.
 //!
 //! Started under the name `worker`, the same executable runs as one of the workers, so a cluster needs only this one
-//! file. `conductor kernels` compiles GPU kernels. `conductor status`, `drain` and `trace` call a running conductor.
-//! These commands serve nothing.
+//! file. `conductor kernels` compiles GPU kernels, and `conductor quantize` writes a quantised checkpoint. `conductor
+//! status`, `drain` and `trace` call a running conductor. These commands serve nothing.
 
 #[path = "bin/backend.rs"]
 mod backend;
@@ -32,7 +32,7 @@ use tutti_runtime::{
     tls::ClusterTransport,
 };
 use tutti_settings::{ConductorSettings, MembershipSettings};
-use tutti_worker::{isa, kernels};
+use tutti_worker::{isa, kernels, quantize};
 
 /// Maximum number of requests in progress on one router's connection. The limit is high because routers have shown a
 /// token and limit their own requests.
@@ -44,6 +44,9 @@ fn main() -> ExitCode {
     let command = command.as_deref().and_then(OsStr::to_str);
     if command == Some("kernels") {
         return kernels::compile(std::iter::once(kernels::NAME.into()).chain(arguments.skip(2)));
+    }
+    if command == Some("quantize") {
+        return quantize::quantise(std::iter::once(quantize::NAME.into()).chain(arguments.skip(2)));
     }
     if let Some(command) = command.and_then(Command::named) {
         return command.run(arguments.skip(2));

@@ -12,11 +12,11 @@ use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 use tutti_runtime::command_line::{
     command,
-    processes::{CONDUCTOR, DRAIN, KERNELS, ROUTER, STATUS, TRACE, WORKER},
+    processes::{CONDUCTOR, DRAIN, KERNELS, QUANTIZE, ROUTER, STATUS, TRACE, WORKER},
 };
 use tutti_settings::{
-    ConductorSettings, DrainProcessSettings, KernelsProcessSettings, RouterProcessSettings,
-    StatusProcessSettings, TraceProcessSettings, WorkerProcessSettings,
+    ConductorSettings, DrainProcessSettings, KernelsProcessSettings, QuantizeProcessSettings,
+    RouterProcessSettings, StatusProcessSettings, TraceProcessSettings, WorkerProcessSettings,
 };
 
 fn main() -> ExitCode {
@@ -38,6 +38,7 @@ fn commands() -> [Command; 4] {
         command::<StatusProcessSettings>(STATUS).name("status"),
         command::<DrainProcessSettings>(DRAIN).name("drain"),
         command::<TraceProcessSettings>(TRACE).name("trace"),
+        command::<QuantizeProcessSettings>(QUANTIZE).name("quantize"),
         command::<KernelsProcessSettings>(KERNELS).name("kernels"),
     ]);
     [

@@ -25,12 +25,12 @@ pub fn validate(settings: &ConductorSettings) -> Result<(), Error> {
     settings.trace.trace_steps.as_deref().map_or(Ok(()), check_trace_file)
 }
 
-/// Refuses activations in f32 unless weights are quantised to four bits: no other weights have activations that are
-/// quantised, but those of int8, whose products are sums of integers.
+/// Refuses activations in f32 with weights that are quantised to eight bits, whose products are sums of integers.
+/// Whether a checkpoint has weights of four bits is checked when its headers are read.
 fn check_activations(settings: &ConductorSettings) -> Result<(), Error> {
     let quantize = settings.weights.quantize;
-    if settings.weights.no_quantized_activations && quantize != Quantize::Int4 {
-        let message = format!("needs weights of four bits (--quantize int4), but quantize is {quantize}");
+    if settings.weights.no_quantized_activations && quantize == Quantize::Int8 {
+        let message = format!("needs weights of four bits, but quantize is {quantize}");
         return Err(Error::invalid("no_quantized_activations", message));
     }
     Ok(())

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use tutti_kernels::cpu::{CpuDevice, Isa, Tensor, Weights};
 use tutti_kernels::{
-    Dense, Device, DeviceError, HostMatrix, Linear, Quantize, QuantizedRows, QuantizedType, WeightType,
+    Dense, Device, DeviceError, GroupOffsets, HostMatrix, Linear, Quantize, QuantizedRows, QuantizedType,
+    ScaleType, WeightType,
 };
 
 const HIDDEN: usize = 1024;
@@ -89,7 +90,7 @@ fn kinds(
     let codes: Vec<u8> = (0..inputs * outputs).map(|i| (pattern(i) * 100.0) as i8 as u8 & 0xf7).collect();
     let scales = vec![0.01; outputs * inputs / 32];
     let zeros = vec![7; scales.len()];
-    let rows = |element, group: usize, rows_per_scale, zero_points| {
+    let rows = |element, group: usize, rows_per_scale, offsets| {
         let stride = inputs * QuantizedType::bits(element) / 8;
         QuantizedRows {
             codes: &codes[..outputs * stride],
@@ -100,10 +101,11 @@ fn kinds(
             group,
             rows_per_scale,
             scales: &scales[..outputs.div_ceil(rows_per_scale) * inputs.div_ceil(group)],
-            zero_points,
+            scale_type: ScaleType::F32,
+            offsets,
         }
     };
-    let int4 = |group| rows(QuantizedType::Int4, group, 1, None);
+    let int4 = |group| rows(QuantizedType::Int4, group, 1, GroupOffsets::None);
     let zeros = &zeros[..outputs * inputs / 128];
     Ok(vec![
         Kind {
@@ -129,7 +131,7 @@ fn kinds(
         Kind {
             name: "int4, zero points",
             ring: ring(device, |device| {
-                device.quantized_matrix(&[rows(QuantizedType::Int4, 128, 1, Some(zeros))])
+                device.quantized_matrix(&[rows(QuantizedType::Int4, 128, 1, GroupOffsets::ZeroPoints(zeros))])
             })?,
             full: false,
         },
@@ -140,12 +142,16 @@ fn kinds(
         },
         Kind {
             name: "e2m1",
-            ring: ring(full, |device| device.quantized_matrix(&[rows(QuantizedType::E2m1, 32, 1, None)]))?,
+            ring: ring(full, |device| {
+                device.quantized_matrix(&[rows(QuantizedType::E2m1, 32, 1, GroupOffsets::None)])
+            })?,
             full: true,
         },
         Kind {
             name: "fp8, blocks of 128",
-            ring: ring(full, |device| device.quantized_matrix(&[rows(QuantizedType::E4m3, 128, 128, None)]))?,
+            ring: ring(full, |device| {
+                device.quantized_matrix(&[rows(QuantizedType::E4m3, 128, 128, GroupOffsets::None)])
+            })?,
             full: true,
         },
     ])

@@ -29,7 +29,7 @@ pub use self::dense::{Dense, Embed, GateUp, Linear, Norm, VocabularyShard};
 pub(crate) use self::experts::MixSizes;
 pub use self::experts::{ExpertBuffers, Experts, MixExperts, Routing};
 pub use self::planes::{KvShape, PlanesShape};
-pub use self::quantized::{INT4_GROUP, QuantizedRows, QuantizedType};
+pub use self::quantized::{GroupOffsets, INT4_GROUP, OffsetKind, QuantizedRows, QuantizedType, ScaleType};
 pub use self::recurrence::{DecayedSum, Recurrence};
 pub use self::rotary::{RopeFrequencies, Rotary};
 pub(crate) use self::sampler::preconditions as sampler_preconditions;
@@ -220,8 +220,15 @@ pub trait Device: Send + Sized + 'static {
         gate_up: [HostMatrix<'_>; 2],
         quantize: Quantize,
     ) -> Result<Self::Matrix, DeviceError>;
+    /// True if the device holds weights that the checkpoint stores quantised: see
+    /// [`quantized_matrix`](Self::quantized_matrix).
+    fn holds_quantized(&self) -> bool {
+        false
+    }
     /// Loads a weight matrix that the checkpoint stores quantised. The device holds it as it is stored. Its rows are
-    /// the rows of `matrices`, which have the same number of columns and the same type of codes.
+    /// the rows of `matrices`, which have the same number of columns, the same types of codes and scales, and the same
+    /// kind of offsets. The result can be used like a [`matrix`](Self::matrix), a [head](Self::head_matrix) and a
+    /// [table](Self::table_matrix).
     fn quantized_matrix(&mut self, matrices: &[QuantizedRows<'_>]) -> Result<Self::Matrix, DeviceError> {
         Err(unsupported(self, matrices))
     }

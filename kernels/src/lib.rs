@@ -17,9 +17,9 @@ mod step;
 pub use device::{
     Argmax, Attention, AttentionShape, Collectives, DecayedSum, DeltaRule, DeltaShape, Dense, Device,
     DeviceError, DeviceLimits, Embed, ExpertBuffers, Experts, GateUp, GatedDelta, GatedNorm, GatheredRows,
-    GraphId, HeadNorms, HostMatrix, INT4_GROUP, KvShape, Linear, MixExperts, Norm, PagedAttention,
-    PlanesShape, Quantize, QuantizedRows, QuantizedType, Recurrence, RopeFrequencies, Rotary, RotateAndStore,
-    Routing, Sampler, VocabularyShard, WeightType,
+    GraphId, GroupOffsets, HeadNorms, HostMatrix, INT4_GROUP, KvShape, Linear, MixExperts, Norm, OffsetKind,
+    PagedAttention, PlanesShape, Quantize, QuantizedRows, QuantizedType, Recurrence, RopeFrequencies, Rotary,
+    RotateAndStore, Routing, Sampler, ScaleType, VocabularyShard, WeightType,
 };
 pub use recorder::{Observer, Operation, Recorder};
 pub use sampling::{

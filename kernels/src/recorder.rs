@@ -214,6 +214,10 @@ impl<D: Device, O: Observer> Device for Recorder<D, O> {
         self.device.gate_up_matrix(gate_up, quantize)
     }
 
+    fn holds_quantized(&self) -> bool {
+        self.device.holds_quantized()
+    }
+
     fn quantized_matrix(&mut self, matrices: &[QuantizedRows<'_>]) -> Result<D::Matrix, DeviceError> {
         self.device.quantized_matrix(matrices)
     }

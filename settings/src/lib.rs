@@ -29,6 +29,7 @@ mod live;
 mod model;
 mod output;
 pub mod page;
+mod quantize;
 mod router;
 mod sim;
 mod socket_address;
@@ -58,6 +59,7 @@ pub use kernels::{KernelSettings, KernelsProcessSettings};
 pub use live::LiveGroups;
 pub use model::{LoadFormat, ModelSettings, Quantize, WeightSettings};
 pub use output::{LogFormat, MetricsSettings, TelemetrySettings, TraceSettings};
+pub use quantize::{CheckpointScheme, QuantizeProcessSettings, QuantizeSettings};
 pub use router::{
     AccessLog, ChatSpecialTokens, ConductorsSettings, FleetSettings, KeyFileGone, RevokedRequests,
     RouterProcessSettings, RouterSettings,

@@ -3,8 +3,9 @@
 use std::fmt::Write;
 
 use crate::{
-    ConductorSettings, DrainProcessSettings, KernelsProcessSettings, Kind, RouterProcessSettings, Setting,
-    Settings, StatusProcessSettings, TraceProcessSettings, WorkerProcessSettings,
+    ConductorSettings, DrainProcessSettings, KernelsProcessSettings, Kind, QuantizeProcessSettings,
+    RouterProcessSettings, Setting, Settings, StatusProcessSettings, TraceProcessSettings,
+    WorkerProcessSettings,
 };
 
 const INTRODUCTION: &str = "\
@@ -84,6 +85,12 @@ pub fn page() -> String {
             "`conductor kernels`",
             "Compiles the kernels of NVIDIA GPUs [ahead of time](cuda.md#ahead-of-time).",
             KernelsProcessSettings::declared(),
+        ),
+        (
+            "`conductor quantize`",
+            "Reads a checkpoint and writes it with matrices of four or eight bits \
+             ([formats](formats.md#writing-quantised-checkpoints)).",
+            QuantizeProcessSettings::declared(),
         ),
         (
             "`conductor status`",

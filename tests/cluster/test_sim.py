@@ -66,6 +66,13 @@ def resident_kb(pids):
     return {pid: int(re.search(r"VmRSS:\s+(\d+) kB", text)[1]) for pid, text in status.items()}
 
 
+def cached_pages(cluster):
+    """Returns {pid: cached KV pages} of the workers."""
+    text = cluster.client.get("/metrics").text
+    pages = {int(rank): int(count) for rank, count in re.findall(r'^tutti_kv_pages_cached{worker="(\d+)"} (\d+)', text, re.M)}
+    return {pid: pages[rank] for rank, pid in cluster.workers_by_rank().items()}
+
+
 def trace(path, rank):
     """Returns the steps in a rank's trace file. Checks that they are all steps of one process, in order."""
     header, *steps = map(json.loads, path.with_name(f"{path.name}.rank{rank}").read_text().splitlines())
@@ -104,10 +111,10 @@ def test_every_stream_of_eight_workers_ends_once_with_the_right_tokens(start, tm
 
 def test_two_thousand_streams_at_once_leave_memory_as_it_was(start, figure, tmp_path):
     heap = LiveHeap(tmp_path)
-    # The prefix cache has 1,024 pages of 128 bytes. The first wave fills it, so that it cannot grow in later waves.
+    # The prefix cache has 1,024 pages of 128 bytes, and the first wave fills it.
     pool = ["--kv-cache-memory", 1025 * 128]
     cluster = start("--config", REPO / "tests/bench/many-streams.toml", *pool, env=heap.env)
-    rng, resident, live = random.Random(4), [], []
+    rng, resident, live, cached = random.Random(4), [], [], []
     for _ in range(4):
         bodies, expected = zip(*(asked(rng) for _ in range(STREAMS_AT_ONCE)))
         begin = time.monotonic()
@@ -120,19 +127,23 @@ def test_two_thousand_streams_at_once_leave_memory_as_it_was(start, figure, tmp_
         resident.append(resident_kb(pids))
         # `least` takes time, so it is only used for the readings that are compared.
         live.append(heap.least(pids) if len(live) % 2 else heap.read(pids))
+        cached.append(cached_pages(cluster) | {cluster.pid: 0})
     seen = cluster.metrics()
     assert seen["tutti_requests_total"] == 4 * STREAMS_AT_ONCE
     assert seen["tutti_kv_pages_cached"] > 0.85 * seen["tutti_kv_pages_total"]
     for what, values in (("resident, kB", resident), ("allocated, (bytes, blocks)", live)):
         figure(f"conductor after each wave: {what}: {[value[cluster.pid] for value in values]}")
     # The first waves fill pools and caches. Between the second and the fourth wave, no memory may leak. Each request
-    # takes some hundred blocks, and the cache grows by less than one block per two requests.
+    # takes some hundred blocks. How many pages stay cached after a wave depends on the requests that end last, and each
+    # page takes a block or two.
     requests = 2 * STREAMS_AT_ONCE
     for pid in pids:
         (bytes_before, blocks_before), (bytes_after, blocks_after) = live[1][pid], live[3][pid]
         share = requests if pid == cluster.pid else requests / 8
-        assert blocks_after - blocks_before < share / 2, (pids[pid], live[1][pid], live[3][pid])
-        assert bytes_after - bytes_before < share * 256, (pids[pid], live[1][pid], live[3][pid])
+        growth = max(cached[3][pid] - cached[1][pid], 0)
+        seen = pids[pid], live[1][pid], live[3][pid], growth
+        assert blocks_after - blocks_before < share / 2 + 2 * growth, seen
+        assert bytes_after - bytes_before < share * 256 + 256 * growth, seen
         # Other resident memory is free memory between live blocks, which the next wave uses again.
         assert resident[3][pid] < resident[1][pid] * 1.15, (pids[pid], resident[1][pid], resident[3][pid])
 

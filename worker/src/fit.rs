@@ -9,9 +9,9 @@ mod need;
 use std::path::Path;
 
 use tutti_kernels::{Device, collective::GroupRank};
-use tutti_models::{LoadOptions, footprints};
+use tutti_models::{Footprint, LoadOptions, footprints};
 use tutti_runtime::{Error, memory};
-use tutti_settings::{DeviceChoice, WorkerSettings};
+use tutti_settings::{DeviceChoice, Quantize, WorkerSettings};
 
 use self::need::{MemoryKind, Need};
 use crate::loading::load_options;
@@ -55,6 +55,7 @@ pub fn check_weights(groups: &[WorkerGroup<'_>]) -> Result<(), Error> {
             continue;
         }
         let ranks = footprints(&load_options(settings), ranks(settings))?;
+        check_activations(settings, &ranks)?;
         if computes_on_cpu(device) {
             ranks.iter().for_each(|rank| need.add(rank, settings, *replicas));
         }
@@ -68,6 +69,18 @@ pub fn check_weights(groups: &[WorkerGroup<'_>]) -> Result<(), Error> {
     }
 }
 
+/// Refuses the setting that keeps activations in f32 if no matrix has four bits. With other weights, activations are in
+/// f32 anyway, except with `--quantize int8`, whose products have no form with activations in f32.
+fn check_activations(settings: &WorkerSettings, ranks: &[Footprint]) -> Result<(), Error> {
+    let has_int4 = settings.weights.quantize == Quantize::Int4 || ranks.iter().any(|rank| rank.has_int4);
+    if settings.weights.no_quantized_activations && !has_int4 {
+        let message =
+            "needs weights of four bits: those of --quantize int4, or of a checkpoint that stores them";
+        return Err(Error::invalid("no_quantized_activations", message));
+    }
+    Ok(())
+}
+
 /// Refuses to load a rank's weights if the memory of its device has no room for them.
 pub(crate) fn check_rank<D: Device>(
     settings: &WorkerSettings,
@@ -76,7 +89,8 @@ pub(crate) fn check_rank<D: Device>(
 ) -> Result<(), Error> {
     let GroupRank { rank, world_size } = device.group_rank();
     let mut need = Need::default();
-    footprints(options, world_size)?.get(rank).into_iter().for_each(|rank| need.add(rank, settings, 1));
+    let ranks = footprints(options, world_size)?;
+    ranks.get(rank).into_iter().for_each(|rank| need.add(&rank.on_device(device), settings, 1));
     let (bytes, said, kind) = match (device.free_bytes(), memory::allocatable()) {
         (Some(bytes), _) => {
             (bytes, format!("{} are free on {}", memory::Size(bytes), device.describe()), MemoryKind::Device)

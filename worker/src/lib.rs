@@ -22,6 +22,7 @@ mod loading;
 mod outlive;
 mod packed;
 mod process;
+pub mod quantize;
 mod request_traces;
 mod step_trace;
 mod vocabulary;

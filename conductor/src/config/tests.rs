@@ -95,12 +95,14 @@ fn settings_that_cannot_serve_are_refused_by_name() {
         ("--cluster-grpc=127.0.0.1:50052", "cluster_token_file"),
         ("--cluster-grpc=unix:/tmp/x", "cluster_token_file"),
         ("--trace-steps=/no/such/directory/steps", "trace_steps"),
-        ("--no-quantized-activations", "no_quantized_activations"),
         ("--packed-weights=/no/such/directory", "packed_weights"),
     ] {
         let error = load(&[flag]).unwrap_err();
         assert_eq!(error.field(), Some(field), "{flag}: {error}");
     }
+    let error = load(&["--no-quantized-activations", "--quantize=int8"]).unwrap_err();
+    assert_eq!(error.field(), Some("no_quantized_activations"), "{error}");
+    assert!(load(&["--no-quantized-activations"]).is_ok(), "a checkpoint may have weights of four bits");
 }
 
 #[test]

@@ -223,6 +223,10 @@ impl Device for CpuDevice {
         self.pack(&gate_up, true, quantize)
     }
 
+    fn holds_quantized(&self) -> bool {
+        true
+    }
+
     fn quantized_matrix(&mut self, matrices: &[QuantizedRows<'_>]) -> Result<Weights, DeviceError> {
         self.pack_rows(matrices, false)
     }

@@ -1,5 +1,7 @@
 //! Weights that a checkpoint stores quantised.
 
+use half::f16;
+
 use crate::DeviceError;
 
 /// Number of inputs that share a scale of two bytes if weights are quantised as
@@ -29,8 +31,66 @@ impl QuantizedType {
     }
 }
 
+/// The type in which a device holds scales and minima of groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ScaleType {
+    /// IEEE 16-bit floats, for numbers that all are such floats.
+    F16,
+    /// f32.
+    F32,
+}
+
+impl ScaleType {
+    /// Bytes per scale.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F16 => 2,
+            Self::F32 => 4,
+        }
+    }
+
+    /// True if a number of this type has the value `x`, or if `x` is NaN.
+    pub fn holds(self, x: f32) -> bool {
+        self == Self::F32 || x.is_nan() || f16::from_f32(x).to_f32() == x
+    }
+}
+
+/// The numbers that are subtracted in a group, in the shape of the scales.
+#[derive(Clone, Copy, Debug)]
+pub enum GroupOffsets<'a> {
+    /// No numbers: codes have the zero point of their type.
+    None,
+    /// Zero points, in units of codes, for integers only. A zero point is a code: for [`QuantizedType::Int8`], a signed
+    /// byte.
+    ZeroPoints(&'a [u8]),
+    /// Minima, in units of weights, for integers only. Codes then have the zero point 0.
+    Minima(&'a [f32]),
+}
+
+/// The kind of [`GroupOffsets`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum OffsetKind {
+    /// [`GroupOffsets::None`].
+    None,
+    /// [`GroupOffsets::ZeroPoints`].
+    ZeroPoints,
+    /// [`GroupOffsets::Minima`].
+    Minima,
+}
+
+impl GroupOffsets<'_> {
+    /// The kind of numbers.
+    pub fn kind(&self) -> OffsetKind {
+        match self {
+            Self::None => OffsetKind::None,
+            Self::ZeroPoints(_) => OffsetKind::ZeroPoints,
+            Self::Minima(_) => OffsetKind::Minima,
+        }
+    }
+}
+
 /// A quantised weight matrix in host memory, row major: `[rows, columns]` = `[outputs, inputs]`. The value of a weight
-/// is `(code - zero point) * scale`.
+/// is `(code - zero point) * scale`, or `code * scale - minimum`.
 #[derive(Clone, Copy, Debug)]
 pub struct QuantizedRows<'a> {
     /// The codes, from the first of the first row to the last of the last row. Each row starts at a whole byte. Of two
@@ -51,9 +111,10 @@ pub struct QuantizedRows<'a> {
     pub rows_per_scale: usize,
     /// The scales, `[rows / rows_per_scale, columns / group]`, both rounded up.
     pub scales: &'a [f32],
-    /// The zero points in the shape of `scales`, for integers only. A zero point is a code: for
-    /// [`QuantizedType::Int8`], a signed byte.
-    pub zero_points: Option<&'a [u8]>,
+    /// The type in which the device holds `scales` and minima.
+    pub scale_type: ScaleType,
+    /// The numbers that are subtracted per group.
+    pub offsets: GroupOffsets<'a>,
 }
 
 impl<'a> QuantizedRows<'a> {
@@ -79,7 +140,18 @@ impl<'a> QuantizedRows<'a> {
 
     /// Returns an error that names the first member that does not fit the others.
     pub fn check(&self) -> Result<(), DeviceError> {
-        let Self { codes, element, rows, columns, stride, group, rows_per_scale, scales, zero_points } = self;
+        let Self {
+            codes,
+            element,
+            rows,
+            columns,
+            stride,
+            group,
+            rows_per_scale,
+            scales,
+            scale_type,
+            offsets,
+        } = self;
         let misuse =
             |what: String| Err(DeviceError::Misuse(format!("{what} of {rows} x {columns} {element:?}")));
         if *group == 0 || *rows_per_scale == 0 || *rows == 0 || *columns == 0 {
@@ -98,14 +170,26 @@ impl<'a> QuantizedRows<'a> {
         if wanted != Some(scales.len()) {
             return misuse(format!("{} scales of groups of {rows_per_scale} x {group}", scales.len()));
         }
-        let Some(zero_points) = zero_points else { return Ok(()) };
-        if !matches!(element, QuantizedType::Int4 | QuantizedType::Int8) {
-            return misuse("zero points".to_owned());
+        let is_held = |x: &f32| scale_type.holds(*x);
+        if !scales.iter().all(is_held) {
+            return misuse(format!("scales that are no {scale_type:?}"));
         }
-        let is_code = |zero: &u8| *element == QuantizedType::Int8 || *zero < 16;
-        if wanted != Some(zero_points.len()) || !zero_points.iter().all(is_code) {
-            return misuse(format!("{} zero points", zero_points.len()));
+        let are_integers = matches!(element, QuantizedType::Int4 | QuantizedType::Int8);
+        match offsets {
+            GroupOffsets::None => Ok(()),
+            GroupOffsets::ZeroPoints(zero_points) => {
+                let is_code = |zero: &u8| *element == QuantizedType::Int8 || *zero < 16;
+                let fit = wanted == Some(zero_points.len()) && zero_points.iter().all(is_code);
+                if are_integers && fit {
+                    Ok(())
+                } else {
+                    misuse(format!("{} zero points", zero_points.len()))
+                }
+            }
+            GroupOffsets::Minima(minima) => {
+                let fit = wanted == Some(minima.len()) && minima.iter().all(is_held);
+                if are_integers && fit { Ok(()) } else { misuse(format!("{} minima", minima.len())) }
+            }
         }
-        Ok(())
     }
 }

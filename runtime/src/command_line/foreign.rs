@@ -1,7 +1,7 @@
 //! Flags of vLLM and SGLang that this build does not have, and what takes their place. docs/coming-from-vllm.md has
 //! them with those that both have; a test compares the two.
 
-use super::processes::{CONDUCTOR, DRAIN, KERNELS, STATUS, TRACE};
+use super::processes::{CONDUCTOR, DRAIN, KERNELS, QUANTIZE, STATUS, TRACE};
 
 /// Flags of other servers, without their leading hyphens, and a hint for those who type them.
 const FLAGS: &[(&[&str], &str)] = &[
@@ -92,7 +92,7 @@ pub fn of_value(value: &str, follows: Option<&str>) -> String {
         return format!("there is no command {value}: a model is given as --model {model}");
     }
     let command = format!("{} {value}", CONDUCTOR.name);
-    if [STATUS, DRAIN, TRACE, KERNELS].iter().any(|process| process.name == command) {
+    if [STATUS, DRAIN, TRACE, QUANTIZE, KERNELS].iter().any(|process| process.name == command) {
         return format!("a command comes first, as in `{command}`");
     }
     if value.parse::<f64>().is_ok() || ["true", "false", "on", "off", "yes", "no"].contains(&value) {

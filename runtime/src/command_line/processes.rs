@@ -6,8 +6,8 @@ use super::Process;
 pub const CONDUCTOR: Process = Process {
     name: "conductor",
     about: "Serves a model with one conductor, its workers, and a router in front. Commands: `conductor status`, \
-            `conductor drain` and `conductor trace` call a running conductor, and `conductor kernels` compiles GPU \
-            kernels ahead of time; each has its own --help.",
+            `conductor drain` and `conductor trace` call a running conductor, `conductor quantize` writes a quantised \
+            checkpoint, and `conductor kernels` compiles GPU kernels ahead of time; each has its own --help.",
     example: ("max_step_tokens", "256"),
     prints_config: true,
     positional: None,
@@ -19,6 +19,17 @@ pub const KERNELS: Process = Process {
     name: "conductor kernels",
     about: "Compiles the kernels of NVIDIA GPUs ahead of time. Needs libnvrtc.so.13, and no GPU.",
     example: ("out", "\"kernels\""),
+    prints_config: false,
+    positional: None,
+    serves_models: false,
+};
+
+/// The command of the conductor that quantises a checkpoint.
+pub const QUANTIZE: Process = Process {
+    name: "conductor quantize",
+    about: "Reads a checkpoint and writes it with matrices of four or eight bits, in the form of compressed-tensors. \
+            Prints the error of each matrix.",
+    example: ("scheme", "\"int4\""),
     prints_config: false,
     positional: None,
     serves_models: false,

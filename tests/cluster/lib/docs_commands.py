@@ -54,6 +54,7 @@ COMMANDS = [
     (r"emulated-gpu/run .*", "not run: builds in release mode; emulated-gpu/programs runs on the same libraries"),
     (r"tests/tools/nvrtc", "tests/run"),
     (r"conductor kernels( --arch .*)?|conductor --device cuda --compiled-kernels .*", "tests/cluster/test_cuda.py"),
+    (r"conductor quantize( .*)?", "tests/cluster/test_quantized_checkpoints.py: with a small model"),
     (r"tests/tools/venv( && tests/goldens/generate)?", "tests/run"),
     (r"tests/(emulated/run|long-properties|mutants|bench/peers/setup)", "not run: takes minutes to hours"),
     (r"tests/advisories", "not run: asks github.com, which not every machine reaches"),

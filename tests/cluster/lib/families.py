@@ -17,7 +17,7 @@ import time
 import traceback
 
 from families_conditions import CONDITIONS, Run
-from families_model import Model
+from families_model import FORMATS, OF_FORMATS, Model
 from families_page import BOTH_SEEDS, MODELS, RESULTS, write_page
 from harness import cpu_paths, machine
 
@@ -43,14 +43,14 @@ def measure(name, seed, conditions):
 
 def main():
     parser = argparse.ArgumentParser(prog="tests/families", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS), metavar="MODEL", help="all by default")
+    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=[*MODELS, *FORMATS], metavar="MODEL", help="all families by default; or quantised checkpoints of tests/formats")
     parser.add_argument("--seeds", nargs="*", default=list(BOTH_SEEDS), choices=BOTH_SEEDS, metavar="SEED", help="both by default")
     parser.add_argument("--conditions", nargs="*", default=list(CONDITIONS), choices=list(CONDITIONS), metavar="CONDITION")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="models at a time")
     options = parser.parse_args()
     whole = (options.models, options.seeds, options.conditions) == (list(MODELS), list(BOTH_SEEDS), list(CONDITIONS))
 
-    asked = [(name, seed) for name in options.models for seed in options.seeds]
+    asked = [(name, seed) for name in options.models for seed in ((OF_FORMATS,) if name in FORMATS else options.seeds)]
     models, failed = {}, 0
     with concurrent.futures.ProcessPoolExecutor(options.jobs) as pool:
         runs = pool.map(measure, *zip(*asked), [options.conditions] * len(asked))

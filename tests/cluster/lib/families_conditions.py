@@ -60,7 +60,7 @@ class Run:
 class Cluster:
     def __init__(self, run, trace, flags):
         self.run, self.trace = run, trace
-        common = ("--model", run.model.directory, "--skip-tokenizer-init", "--trace-steps", trace)
+        common = ("--model", run.model.directory, "--skip-tokenizer-init", "--trace-steps", trace, *run.model.flags)
         self.server = Server("conductor", [*common, *flags], run.directory)
 
     def __enter__(self):

@@ -8,7 +8,7 @@ import random
 
 import numpy as np
 from golden import GENERATED, LENGTHS, bound, log_softmax, pick
-from harness import GOLDENS
+from harness import GOLDENS, REPO
 from safetensors.numpy import load_file
 from streams import Streams
 
@@ -21,6 +21,13 @@ OTHERS, OTHERS_OUTPUT = 12, 60
 GREEDY = dict(temperature=0, logprobs=2, ignore_eos=True, return_token_ids=True)
 
 
+# Models whose weights the checkpoint stores quantised, with the flags under which they are compared with the reference:
+# from activations in eight bits, it is further away than its bound.
+FORMATS = {"qwen3-fp8_blocks": (), "llama3-w4_group16": ("--no-quantized-activations",)}
+# The seed of the models of FORMATS, which have only one.
+OF_FORMATS = "formats"
+
+
 @dataclasses.dataclass(frozen=True)
 class Model:
     name: str
@@ -28,7 +35,13 @@ class Model:
 
     @property
     def directory(self):
+        if self.seed == OF_FORMATS:
+            return REPO / "target/formats/goldens" / self.name
         return GOLDENS / self.seed / self.name
+
+    @property
+    def flags(self):
+        return FORMATS.get(self.name, ())
 
     @functools.cached_property
     def golden(self):

@@ -7,11 +7,12 @@ use tutti_kernels::{DeltaRule, Experts, collective::GroupRank};
 use crate::{
     DecoderDevice, LoadError, LoadOptions,
     config::ConfigFile,
-    decoder::{Decoder, Layers, TextShape},
+    decoder::{Decoder, EndSpecs, Layers, TextShape},
     experts::{Division, ExpertLayout, ExpertShape, NO_EXPERTS},
     footprint::Footprint,
+    inspect::Projections,
     thinker::HeldNodes,
-    weights::{Loader, Progress, Source, TensorSpec},
+    weights::{Loader, Precision, Progress, Role, Source, TensorSpec},
 };
 
 /// The checked config of a text model. It determines the model's weights and the loop over its layers. An
@@ -137,6 +138,26 @@ pub(crate) fn footprints<A: Architecture>(
         Footprint::of(&text, specs.iter().flat_map(A::tensors), &source, options, group_rank)
     };
     (0..ranks).map(of_rank).collect()
+}
+
+/// Returns the matrices of the layers' linear maps that options of loading can quantise, on a single rank.
+pub(crate) fn projections<A: Architecture>(
+    config: A,
+    checkpoint: Checkpoint<'_>,
+) -> Result<Projections, LoadError> {
+    let alone = GroupRank { rank: 0, world_size: 1 };
+    let RankParts { text, specs, .. } = RankParts::new(&config, checkpoint, alone)?;
+    let source = Source::open(&checkpoint.options.dir, checkpoint.options, text.dtype)?;
+    let embedding = EndSpecs::fewest(&text, &source).embedding.name;
+    // Weights of convolutions have more dimensions.
+    let is_linear = |spec: &&TensorSpec| {
+        spec.role == Role::Projection
+            && spec.precision == Precision::Configured
+            && spec.dims.columns > 1
+            && spec.shape.len() == if spec.dims.matrices == 1 { 2 } else { 3 }
+    };
+    let matrices = specs.iter().flat_map(A::tensors).filter(is_linear).cloned().collect();
+    Ok(Projections { matrices, embedding })
 }
 
 /// The parts of a model that one rank loads, known from the config.

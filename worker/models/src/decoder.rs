@@ -78,6 +78,8 @@ pub(crate) struct Decoder<D: Device, L> {
     /// Type of the embedding in the checkpoint. Keys and values have the same type.
     weight_type: WeightType,
     quantize: Quantize,
+    /// True if the device holds matrices that the checkpoint stores quantised.
+    holds_quantised: bool,
     /// The residual stream of the largest step, of `T` tokens: `[T, hidden]`.
     hidden: D::Tensor,
     /// This rank's part of a sublayer's output, `[T, hidden]`. The parts are summed over ranks. `None` in a group of
@@ -119,6 +121,7 @@ impl<D: DecoderDevice, L: Layers<D>> Decoder<D, L> {
         let ends = ends.load(&mut loader, shape.norm_eps)?;
         let layers = layers(&mut loader)?;
         loader.report_unused();
+        let holds_quantised = loader.holds_quantised();
         let weight_bytes = loader.finish();
 
         let expert_counts = ExpertCounts::new(&shape.expert_layers);
@@ -131,6 +134,7 @@ impl<D: DecoderDevice, L: Layers<D>> Decoder<D, L> {
             weight_bytes,
             weight_type,
             quantize: options.quantize,
+            holds_quantised,
             hidden: device.tensor(tokens, hidden_size)?,
             partial: (!group_rank.is_alone()).then(|| device.tensor(tokens, hidden_size)).transpose()?,
             head: Head::allocate(vocabulary, hidden_size, tokens, &mut device)?,
@@ -204,6 +208,7 @@ impl<D: DecoderDevice, L: Layers<D>> Model for Decoder<D, L> {
         let GroupRank { rank, world_size: size } = self.group_rank;
         let rank = if size == 1 { String::new() } else { format!(", rank {rank} of {size}") };
         let quantized = match self.quantize {
+            Quantize::None if self.holds_quantised => " and quantised ones as stored",
             Quantize::None => "",
             Quantize::Int8 => " in int8",
             Quantize::Int4 => " in int4",

@@ -17,6 +17,14 @@ pub enum LoadError {
         /// The operating system's error.
         source: io::Error,
     },
+    /// A file cannot be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Write {
+        /// Path of the file or folder.
+        path: PathBuf,
+        /// The operating system's error.
+        source: io::Error,
+    },
     /// A JSON file is malformed, or a key in it is missing or unsupported.
     #[error("{}: {problem}", path.display())]
     Config {
@@ -84,6 +92,7 @@ impl From<LoadError> for Error {
             LoadError::Device(_) | LoadError::Declaration(_) => ErrorKind::Internal,
             _ => ErrorKind::InvalidArgument,
         };
-        Self::new(kind, error.to_string()).with_field("model")
+        let field = if matches!(error, LoadError::Write { .. }) { "out" } else { "model" };
+        Self::new(kind, error.to_string()).with_field(field)
     }
 }

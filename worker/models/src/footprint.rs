@@ -1,7 +1,7 @@
 //! The memory that a model will take, computed from its config and the headers of its weights before anything is
 //! loaded.
 
-use tutti_kernels::{INT4_GROUP, Quantize, WeightType, collective::GroupRank};
+use tutti_kernels::{Device, INT4_GROUP, Quantize, QuantizedType, WeightType, collective::GroupRank};
 
 use crate::{
     LoadError, LoadOptions,
@@ -13,11 +13,15 @@ use crate::{
 const INT8_GROUP: usize = 128;
 
 /// The memory of one rank, as its device will hold it. The sizes are lower bounds: they count no padding, no screen of
-/// the LM head and no buffers of steps.
+/// the LM head, no wider form of quantised matrices that are fused with others, and no buffers of steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Footprint {
     /// Bytes of the weights, in their stored or quantised form.
     pub weight_bytes: u64,
+    /// Bytes of the weights on a device that dequantises the matrices which the checkpoint stores quantised.
+    pub dequantised_bytes: u64,
+    /// True if the checkpoint stores matrices as integers of four bits, and they stay so.
+    pub has_int4: bool,
     /// Bytes per KV page, over all layers.
     pub page_bytes: u64,
     /// Bytes per slot of requests' state.
@@ -34,11 +38,21 @@ impl Footprint {
         rank: GroupRank,
     ) -> Result<Self, LoadError> {
         let ends = EndSpecs::fewest(shape, source);
-        let mut weight_bytes = 0u64;
+        let (mut weight_bytes, mut dequantised_bytes, mut has_int4) = (0u64, 0u64, false);
         let mut add = |spec: &TensorSpec, quantize| {
             check_groups(spec, quantize, rank)?;
-            let dtype = source.check_range(spec, &spec.shard_range(rank))?;
+            let range = spec.shard_range(rank);
+            let dtype = source.check_range(spec, &range)?;
             let bytes = held_bytes(spec, dtype, quantize, rank);
+            dequantised_bytes = dequantised_bytes.saturating_add(bytes);
+            let bytes = match source.form(spec, quantize)? {
+                None => bytes,
+                Some(form) => {
+                    has_int4 |= form.element == QuantizedType::Int4;
+                    let columns = range.columns.len();
+                    form.bytes(range.elements() / columns.max(1), columns)
+                }
+            };
             weight_bytes = weight_bytes.saturating_add(bytes);
             Ok::<_, LoadError>(())
         };
@@ -55,9 +69,18 @@ impl Footprint {
         let planes = RankPlanes::new(shape, options.page_tokens, dtype, rank);
         Ok(Self {
             weight_bytes,
+            dequantised_bytes,
+            has_int4,
             page_bytes: planes.page_bytes() as u64,
             slot_bytes: planes.slot_bytes().map(|bytes| bytes as u64).sum(),
         })
+    }
+
+    /// Returns the memory of this rank on a device.
+    #[must_use]
+    pub fn on_device<D: Device>(self, device: &D) -> Self {
+        let weight_bytes = if device.holds_quantized() { self.weight_bytes } else { self.dequantised_bytes };
+        Self { weight_bytes, ..self }
     }
 }
 

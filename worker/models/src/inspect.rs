@@ -10,6 +10,7 @@ use crate::{
     config::ConfigFile,
     families::{Family, Variant},
     llama, qwen3_5,
+    weights::TensorSpec,
 };
 
 /// Refuses a config that this build cannot serve on groups of `ranks` ranks: an unknown family, quantised weights, keys
@@ -22,6 +23,19 @@ pub fn check_config(options: &LoadOptions, ranks: usize) -> Result<(), LoadError
 /// only the headers of the weights.
 pub fn footprints(options: &LoadOptions, ranks: usize) -> Result<Vec<Footprint>, LoadError> {
     inspect(options, Measure { ranks })
+}
+
+/// The matrices of a text model.
+pub(crate) struct Projections {
+    /// The matrices of the layers' linear maps that options of loading can quantise.
+    pub matrices: Vec<TensorSpec>,
+    /// Name of the embedding.
+    pub embedding: String,
+}
+
+/// Returns the matrices of a checkpoint on a single rank, according to its config.
+pub(crate) fn projections(options: &LoadOptions) -> Result<Projections, LoadError> {
+    inspect(options, Matrices)
 }
 
 /// A question about a checkpoint whose config is parsed.
@@ -52,6 +66,16 @@ impl Question for Measure {
 
     fn ask<A: Architecture>(self, config: A, of: Checkpoint<'_>) -> Result<Vec<Footprint>, LoadError> {
         architecture::footprints(config, of, self.ranks)
+    }
+}
+
+struct Matrices;
+
+impl Question for Matrices {
+    type Answer = Projections;
+
+    fn ask<A: Architecture>(self, config: A, of: Checkpoint<'_>) -> Result<Projections, LoadError> {
+        architecture::projections(config, of)
     }
 }
 

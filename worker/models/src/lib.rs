@@ -23,6 +23,7 @@ pub mod lockstep;
 #[cfg(feature = "media-test-model")]
 mod media_test;
 mod model;
+mod quantiser;
 mod qwen3_5;
 mod rope;
 mod shares;
@@ -37,6 +38,7 @@ pub use footprint::Footprint;
 pub use inspect::{check_config, footprints};
 pub use load::{DecoderDevice, LoadFormat, LoadOptions, load};
 pub use model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model, WantedRows};
+pub use quantiser::{CodeError, ModuleReport, Outcome, QuantiserScheme, Sizes, quantise_checkpoint};
 pub use shares::GroupShares;
 pub use sim_device::{SimMeter, SimOptions, load as load_sim, load_metered as load_metered_sim};
 pub use step_hook::{IdleModel, PausedPages, StepHook};

@@ -6,18 +6,23 @@ mod dummy;
 pub mod fuzzing;
 mod gguf;
 mod header;
+mod host_window;
 mod loader;
 mod quantised;
 mod read_ahead;
 mod safetensors;
 mod shard;
+mod source;
 mod unused;
 
+pub(crate) use convert::{store, widen};
 pub(crate) use dummy::Dummy;
 pub(crate) use gguf::GgufFile;
-pub(crate) use loader::{Loader, Progress, Source, check_groups};
-pub(crate) use safetensors::SafetensorsDir;
+pub(crate) use loader::{Loader, Progress, check_groups};
+pub(crate) use quantised::e4m3;
+pub(crate) use safetensors::{SafetensorsDir, SourceFile};
 pub(crate) use shard::{Cut, Section, ShardRange, Window};
+pub(crate) use source::Source;
 pub(crate) use tutti_kernels::collective::share;
 
 pub use loader::LoadProgress;

@@ -30,7 +30,10 @@ use tutti_models::{LoadFormat::Auto, Model};
 /// Loads a model on the GPU, or on the CPU with this instruction path.
 fn load(dir: &Path, isa: Option<Isa>) -> Box<dyn Model> {
     let mut model = match isa {
-        Some(isa) => try_load_on(CpuDevice::new(1, isa).unwrap(), dir, Auto),
+        // Activations in eight bits are further from the reference than the bound.
+        Some(isa) => {
+            try_load_on(CpuDevice::new(1, isa).unwrap().with_quantised_activations(false), dir, Auto)
+        }
         None => try_load_on(CudaDevice::open(0, &KernelCache::of_user()).unwrap(), dir, Auto),
     }
     .unwrap();
@@ -114,6 +117,14 @@ fn quantised_checkpoints() {
         eprintln!("{}", dir.display());
         let bytes = fs::read(dir.join("goldens.safetensors")).unwrap();
         agrees_on(Some(Isa::detect()), &SafeTensors::deserialize(&bytes).unwrap(), &dir, [0.0; 2]);
+        // No form holds a group per input, groups of other sizes than multiples of 16, and tables of values.
+        let name = dir.file_name().and_then(OsStr::to_str).unwrap();
+        let has_no_form = ["_act", "nf4"].iter().any(|end| name.ends_with(end))
+            || name.starts_with("qwen3_moe")
+                && ["w4_group", "w2", "w8_group", "awq"].iter().any(|part| name.contains(part))
+            || ["qwen3_moe-gptq", "qwen3_moe-gptq_v2"].contains(&name);
+        let described = load(&dir, Some(Isa::detect())).describe();
+        assert!(described.contains("as stored") != has_no_form, "{name}: {described}");
         models += 1;
     }
     assert!(models >= 60, "{models} models");
@@ -132,6 +143,9 @@ fn gguf_files() {
         let bytes = fs::read(dir.join("goldens.safetensors")).unwrap();
         let goldens = SafeTensors::deserialize(&bytes).unwrap();
         agrees_on(Some(Isa::detect()), &goldens, &dir.join("model.gguf"), [0.0; 2]);
+        let described = load(&dir.join("model.gguf"), Some(Isa::detect())).describe();
+        let is_quantised = dir.to_string_lossy().contains("-q");
+        assert!(described.contains("as stored") == is_quantised, "{}: {described}", dir.display());
         models += 1;
     }
     assert!(models >= 20, "{models} models");

@@ -27,7 +27,7 @@ use crate::cpu::simd::isa;
 use crate::cpu::threads::pool::ThreadPool;
 
 /// Version of the packed panels' layouts and of the file's layout. A change of either layout increments the version.
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 const PAGE: u64 = 4096;
 /// Number of samples per source matrix.
 const SAMPLES: usize = 4;

@@ -1,7 +1,7 @@
 //! Weights in eight or four bits, with scales of groups of inputs, that stay quantised in memory.
 //!
-//! Weights are [codes](crate::QuantizedType). Each output has a scale, and possibly a zero point, per group of 16 to
-//! 128 inputs. There are two kinds of product:
+//! Weights are [codes](crate::QuantizedType). Each output has a scale, and possibly a zero point or a minimum, per
+//! group of 16 to 128 inputs. There are two kinds of product:
 //!
 //! - [`DotProduct`](dots::DotProduct): integers of four bits in groups of at least [`BLOCK`](layout::BLOCK) inputs.
 //!   Activations are rounded to eight bits with a scale per group and row, as in int8. The products within a group are
@@ -11,6 +11,8 @@
 //!   ```text
 //!   y[o] = Σ over groups g, in order: Σ over inputs i of g ((w[o,i] - zero[o,g]) · x[i]) · (w_scale[o,g] · x_scale[g])
 //!   ```
+//!
+//!   With minima, each group also subtracts `Σ over inputs i of g x[i] · (minimum[o,g] · x_scale[g])`.
 //!
 //! - [`WidenedProduct`](widened::WidenedProduct): all codes. Codes are widened to f32 in registers and multiplied by
 //!   activations in f32. The products within a group are summed in a fixed order, and the sum is scaled once. The bits
@@ -29,7 +31,7 @@ pub(super) use self::dots::most_words as most_dot_words;
 pub(in crate::cpu) use self::layout::GroupLayout;
 pub use self::layout::GroupedMatrix;
 pub(in crate::cpu) use self::rows::FusedRows;
-pub(super) use self::widened::row_words as widened_words;
+pub(super) use self::widened::most_words as most_widened_words;
 use crate::DeviceError;
 use crate::cpu::gemm::Product;
 use crate::cpu::memory::Weights;

@@ -1,6 +1,6 @@
 //! A quantised matrix of a checkpoint, and its products in plain arithmetic.
 
-use tutti_kernels::{QuantizedRows, QuantizedType, WeightType};
+use tutti_kernels::{GroupOffsets, QuantizedRows, QuantizedType, ScaleType, WeightType};
 
 use crate::support::{Random, stored};
 
@@ -15,14 +15,9 @@ pub struct Source {
     pub codes: Vec<u8>,
     pub packed: Vec<u8>,
     pub scales: Vec<f32>,
+    pub scale_type: ScaleType,
     pub zeros: Option<Vec<u8>>,
-}
-
-/// Precision of the scales of a [`Source`].
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum ScaleType {
-    F16,
-    F32,
+    pub minima: Option<Vec<f32>>,
 }
 
 impl Source {
@@ -32,7 +27,7 @@ impl Source {
         element: QuantizedType,
         (rows, columns): (usize, usize),
         (rows_per_scale, group): (usize, usize),
-        (scales, has_zeros): (ScaleType, bool),
+        (scale_type, has_zeros): (ScaleType, bool),
     ) -> Self {
         let codes: Vec<u8> = (0..rows * columns)
             .map(|_| {
@@ -45,15 +40,15 @@ impl Source {
             })
             .collect();
         let count = rows.div_ceil(rows_per_scale) * columns.div_ceil(group);
-        let dtype = if scales == ScaleType::F16 { WeightType::F16 } else { WeightType::F32 };
-        let values = random.normals(count, 0.02).into_iter().map(|scale| stored(dtype, scale)).collect();
+        let values = floats(random, scale_type, count);
         let integers = matches!(element, QuantizedType::Int4 | QuantizedType::Int8);
         let zeros = (has_zeros && integers).then(|| {
             (0..count)
                 .map(|index| if index % 5 == 0 { [0, 15][index % 2] } else { random.below(16) as u8 })
                 .collect()
         });
-        Self::new(element, (rows, columns), (rows_per_scale, group), codes, values, zeros)
+        let source = Self::new(element, (rows, columns), (rows_per_scale, group), codes, values, zeros);
+        Self { scale_type, ..source }
     }
 
     pub fn new(
@@ -72,7 +67,27 @@ impl Source {
                 .map(|pair| pair[0] | pair.get(1).unwrap_or(&9) << 4)
                 .collect(),
         };
-        Self { element, rows, columns, group, rows_per_scale, codes, packed, scales, zeros }
+        let scale_type = ScaleType::F32;
+        let minima = None;
+        Self {
+            element,
+            rows,
+            columns,
+            group,
+            rows_per_scale,
+            codes,
+            packed,
+            scales,
+            scale_type,
+            zeros,
+            minima,
+        }
+    }
+
+    /// Returns these codes and scales with random minima.
+    pub fn with_minima(self, random: &mut Random) -> Self {
+        let minima = Some(floats(random, self.scale_type, self.scales.len()));
+        Self { zeros: None, minima, ..self }
     }
 
     pub fn view(&self) -> QuantizedRows<'_> {
@@ -86,7 +101,12 @@ impl Source {
             group,
             rows_per_scale,
             scales: &self.scales,
-            zero_points: self.zeros.as_deref(),
+            scale_type: self.scale_type,
+            offsets: match (&self.zeros, &self.minima) {
+                (Some(zeros), _) => GroupOffsets::ZeroPoints(zeros),
+                (None, Some(minima)) => GroupOffsets::Minima(minima),
+                (None, None) => GroupOffsets::None,
+            },
         }
     }
 
@@ -97,7 +117,10 @@ impl Source {
     /// The code less its zero point.
     pub fn number(&self, row: usize, column: usize) -> f64 {
         let code = self.codes[row * self.columns + column];
-        let zero = self.zeros.as_ref().map(|zeros| zeros[self.scale_index(row, column)]);
+        let mut zero = self.zeros.as_ref().map(|zeros| zeros[self.scale_index(row, column)]);
+        if self.minima.is_some() {
+            zero = Some(0);
+        }
         match self.element {
             QuantizedType::Int4 => f64::from(code) - f64::from(zero.unwrap_or(8)),
             QuantizedType::Int8 => f64::from(code.cast_signed()) - f64::from(zero.unwrap_or(0).cast_signed()),
@@ -121,7 +144,11 @@ impl Source {
     }
 
     pub fn weight(&self, row: usize, column: usize) -> f64 {
-        self.number(row, column) * f64::from(self.scale(row, column))
+        self.number(row, column) * f64::from(self.scale(row, column)) - f64::from(self.minimum(row, column))
+    }
+
+    fn minimum(&self, row: usize, column: usize) -> f32 {
+        self.minima.as_ref().map_or(0.0, |minima| minima[self.scale_index(row, column)])
     }
 
     /// Products in double precision, with activations as they are.
@@ -149,9 +176,19 @@ impl Source {
             let first = index * group;
             let term = |(i, x): (usize, &i32)| self.number(row, first + i) as i32 * x;
             let dot: i32 = x.iter().enumerate().map(term).sum();
-            (dot as f32).mul_add(self.scale(row, first) * x_scale, sum)
+            let sum = (dot as f32).mul_add(self.scale(row, first) * x_scale, sum);
+            let of_group = (-8 * x.iter().sum::<i32>()) as f32;
+            match self.minima {
+                None => sum,
+                Some(_) => of_group.mul_add(self.minimum(row, first) / 8.0 * x_scale, sum),
+            }
         })
     }
+}
+
+fn floats(random: &mut Random, kind: ScaleType, count: usize) -> Vec<f32> {
+    let dtype = if kind == ScaleType::F16 { WeightType::F16 } else { WeightType::F32 };
+    random.normals(count, 0.02).into_iter().map(|x| stored(dtype, x)).collect()
 }
 
 /// The quantised numbers of a group of activations, and its scale.

@@ -60,10 +60,13 @@ impl Config {
     pub fn parse(file: &ConfigFile, variant: &'static Variant) -> Result<Self, LoadError> {
         let (top, nested) = (file.keys(), file.keys().section(ranges::TEXT_CONFIG)?);
         let (keys, prefix) = match nested.is_missing() {
-            false => (nested, "model.language_model."),
+            false => {
+                // The section about all weights is a top-level one.
+                refuse_quantization(&nested)?;
+                (nested, "model.language_model.")
+            }
             true => (top.clone(), "model."),
         };
-        refuse_quantization(&keys)?;
         let mut text = TextConfig::read(&keys, &top, DEFAULTS)?;
         let layers = layers(&keys, text.layers)?;
         let rope = RopeTables::read(&keys, &["full_attention"], text.max_context, ROTATED)?;

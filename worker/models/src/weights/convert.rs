@@ -75,7 +75,7 @@ pub(super) fn fill<D: Device>(
 }
 
 /// Converts little-endian elements to f32 and appends them to `out`.
-pub(super) fn widen(bytes: &[u8], dtype: WeightType, out: &mut Vec<f32>) {
+pub(crate) fn widen(bytes: &[u8], dtype: WeightType, out: &mut Vec<f32>) {
     out.extend(bytes.chunks_exact(dtype.bytes()).map(|element| load(element, dtype)));
 }
 
@@ -90,7 +90,7 @@ fn load(bytes: &[u8], dtype: WeightType) -> f32 {
 }
 
 /// Writes one element, rounded to the nearest, ties to even.
-fn store(value: f32, dtype: WeightType, out: &mut [u8]) {
+pub(crate) fn store(value: f32, dtype: WeightType, out: &mut [u8]) {
     match dtype {
         WeightType::F32 => out.copy_from_slice(&value.to_le_bytes()),
         WeightType::F16 => out.copy_from_slice(&f16::from_f32(value).to_le_bytes()),

@@ -19,10 +19,13 @@ use tutti_runtime::{
 use super::{
     GgufFile, Role, SafetensorsDir, TensorSpec,
     header::Header,
-    quantised::{Checked, MARKS},
+    quantised::{Checked, HeldRows, MARKS},
     safetensors::{Stored, indexed_paths},
 };
 use crate::config::ConfigFile;
+
+static DEVICE: LazyLock<Mutex<CpuDevice>> =
+    LazyLock::new(|| Mutex::new(CpuDevice::new(1, Isa::detect()).expect("a thread")));
 
 /// Parses the header of a file. Checks that `Header` accepts every header that the safetensors crate accepts, with
 /// the same contents. Also checks that every tensor lies within the file.
@@ -103,6 +106,13 @@ pub fn quantised(dir: &Path, shape: &[usize; 2]) {
             let mut out = vec![0; rows.len() * columns.len() * dtype.bytes()];
             window.dequantise(dtype, &mut out);
         }
+        if let (Some(form), true) = (layout.form(), rows > 0) {
+            let mut device = DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
+            for window in spec.shard_range(GroupRank::ALONE).all_windows() {
+                let held = HeldRows::read(&mut *device, &*layout, &window, form).expect("host memory");
+                held.view().check().expect("rows as their form says");
+            }
+        }
         for window in spec.shard_range(GroupRank::ALONE).all_windows() {
             let extent = files.extent(&spec, &window).expect("a tensor that was checked");
             assert!(extent.bytes.end <= extent.map.len());
@@ -112,8 +122,6 @@ pub fn quantised(dir: &Path, shape: &[usize; 2]) {
 
 /// Reads a GGUF file: its metadata as text files, and its tensors.
 pub fn gguf_file(path: &Path) {
-    static DEVICE: LazyLock<Mutex<CpuDevice>> =
-        LazyLock::new(|| Mutex::new(CpuDevice::new(1, Isa::detect()).expect("a thread")));
     if let Ok(checkpoint) = Checkpoint::open(path, "") {
         for file in CheckpointFile::ALL {
             if let Ok(Some(bytes)) = checkpoint.read(file) {

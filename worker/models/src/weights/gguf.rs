@@ -18,7 +18,10 @@ use tutti_runtime::{
     gguf::{self, Header, TensorInfo, TensorType},
 };
 
-use self::{blocks::Blocks, names::Location};
+use self::{
+    blocks::{Blocks, RowOrder},
+    names::Location,
+};
 use super::{Dims, ShardRange, TensorSpec, Window, convert, quantised::Layout, read_ahead::Extent, unused};
 use crate::LoadError;
 
@@ -48,16 +51,13 @@ struct Found<'a> {
     file: &'a MappedFile,
     name: String,
     info: &'a TensorInfo,
-    /// The matrix of a stack of experts; 0 for other tensors.
-    matrix: usize,
-    /// The number of heads whose rows are in the file's order.
-    heads: Option<usize>,
+    order: RowOrder,
 }
 
 impl GgufFile {
     /// Maps the files and reads their headers, but reads no tensor.
     pub fn open(path: &Path) -> Result<Self, LoadError> {
-        let files = gguf_files(path).into_iter().map(MappedFile::open).collect::<Result<Vec<_>, _>>()?;
+        let mut files = gguf_files(path).into_iter().map(MappedFile::open).collect::<Result<Vec<_>, _>>()?;
         let mut file_of: HashMap<String, usize> = HashMap::new();
         for (index, file) in files.iter().enumerate() {
             for name in file.header.tensors.keys() {
@@ -78,6 +78,8 @@ impl GgufFile {
             }
             _ => None,
         };
+        // The lists of tokens and merges take megabytes, which a load needs for weights.
+        files.iter_mut().for_each(|file| file.header.metadata = HashMap::new());
         let is_widened = gguf::widens(files.iter().flat_map(|file| &file.header.tensors));
         let unused = file_of.keys().cloned().collect();
         Ok(Self { files, file_of, permuted, is_widened, unused })
@@ -131,7 +133,9 @@ impl GgufFile {
             let problem = format!("has {} rows, which {heads} heads do not divide", spec.dims.rows);
             return Err(fault(&file.path, problem));
         }
-        Ok(Found { file, name: name.clone(), info, matrix: expert.unwrap_or(0), heads })
+        let rows = spec.dims.rows;
+        let order = RowOrder { first: expert.unwrap_or(0) * rows, rows, heads };
+        Ok(Found { file, name: name.clone(), info, order })
     }
 
     /// Returns the type of a tensor on the device. Fails if the tensor is missing or has another shape.
@@ -161,6 +165,14 @@ impl GgufFile {
         }
     }
 
+    /// Returns a matrix that is quantised; `None` for other tensors.
+    pub(super) fn blocks(&self, spec: &TensorSpec) -> Result<Option<Blocks<'_>>, LoadError> {
+        let Found { file, info, order, .. } = self.find(spec)?;
+        let (bytes, dtype) = (&file.map[info.bytes.clone()], info.dtype);
+        let columns = spec.dims.columns;
+        Ok((dtype.block_elements() > 1).then_some(Blocks { bytes, dtype, columns, order }))
+    }
+
     /// Reads a window of a tensor as elements of type `held`, row by row.
     pub fn read<D: Device>(
         &self,
@@ -169,22 +181,20 @@ impl GgufFile {
         window: &Window,
         held: WeightType,
     ) -> Result<Vec<u8>, LoadError> {
-        let found = self.find(spec)?;
-        let Dims { rows, columns, .. } = spec.dims;
-        let stored = match found.info.dtype {
-            TensorType::F32 => Some(WeightType::F32),
-            TensorType::F16 => Some(WeightType::F16),
-            TensorType::Bf16 => Some(WeightType::Bf16),
-            _ => None,
-        };
-        let bytes = &found.file.map[found.info.bytes.clone()];
-        let Some(dtype) = stored else {
-            let blocks = Blocks { bytes, dtype: found.info.dtype, columns, row: &|row| found.row(row, rows) };
+        if let Some(blocks) = self.blocks(spec)? {
             return Ok(convert::dequantise(device, &blocks as &dyn Layout, window, held)?);
+        }
+        let Found { file, info, order, .. } = self.find(spec)?;
+        let Dims { columns, .. } = spec.dims;
+        let dtype = match info.dtype {
+            TensorType::F16 => WeightType::F16,
+            TensorType::Bf16 => WeightType::Bf16,
+            _ => WeightType::F32,
         };
+        let bytes = &file.map[info.bytes.clone()];
         let size = dtype.bytes();
         let of_row = |row: usize| {
-            let first = found.row(row, rows) * columns;
+            let first = order.row(row) * columns;
             &bytes[(first + window.columns.start) * size..(first + window.columns.end) * size]
         };
         let gathered: Vec<u8> = window.rows.clone().flat_map(of_row).copied().collect();
@@ -197,10 +207,9 @@ impl GgufFile {
 
     /// Returns the range of the file's bytes of a window's rows.
     pub fn extent(&self, spec: &TensorSpec, window: &Window) -> Result<Extent, LoadError> {
-        let Found { file, info, matrix, .. } = self.find(spec)?;
+        let Found { file, info, order, .. } = self.find(spec)?;
         let row = spec.dims.columns as u64 / info.dtype.block_elements() * info.dtype.block_bytes();
-        let first = matrix * spec.dims.rows;
-        let at = |row_index: usize| info.bytes.start + (first + row_index) * row as usize;
+        let at = |row_index: usize| info.bytes.start + (order.first + row_index) * row as usize;
         Ok(Extent { map: file.map.clone(), bytes: at(window.rows.start)..at(window.rows.end) })
     }
 
@@ -242,23 +251,6 @@ impl GgufFile {
         let unused: Vec<&str> = self.unused.iter().map(String::as_str).collect();
         let used = self.file_of.keys().map(String::as_str).filter(|name| !self.unused.contains(*name));
         unused::describe(&unused, used)
-    }
-}
-
-impl Found<'_> {
-    /// Returns the index in the file's tensor of a row of the checkpoint's matrix. llama.cpp turns each head of q and k
-    /// of Llama, so that the two halves that RoPE rotates together alternate.
-    fn row(&self, row: usize, rows: usize) -> usize {
-        let first = self.matrix * rows;
-        match self.heads {
-            None => first + row,
-            Some(heads) => {
-                let height = rows / heads;
-                let (head, within) = (row / height, row % height);
-                let (half, index) = (within / (height / 2), within % (height / 2));
-                first + head * height + 2 * index + half
-            }
-        }
     }
 }
 

@@ -1,20 +1,19 @@
 //! Loads tensors onto a device one by one, and reports progress.
 
-use std::{borrow::Cow, collections::VecDeque, path::Path};
+use std::collections::VecDeque;
 
 use tutti_kernels::{
-    Device, DeviceError, HostMatrix, INT4_GROUP, Quantize, WeightType, collective::GroupRank,
+    Device, DeviceError, HostMatrix, INT4_GROUP, Quantize, QuantizedRows, WeightType, collective::GroupRank,
 };
-use tutti_runtime::gguf;
 
 use super::{
-    Dummy, GgufFile, Precision, SafetensorsDir, ShardRange, TensorSpec, Window,
-    convert::{self, widen},
-    quantised::Checked,
+    Precision, Source, TensorSpec, Window,
+    convert::widen,
+    host_window::HostWindow,
+    quantised::{HeldForm, HeldRows},
     read_ahead::ReadAhead,
-    safetensors::Stored,
 };
-use crate::{LoadError, LoadFormat, LoadOptions, config::ConfigFile};
+use crate::LoadError;
 
 /// Progress of loading weights onto a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,114 +26,6 @@ pub struct LoadProgress {
 
 /// A callback for progress.
 pub(crate) type Progress<'a> = &'a mut dyn FnMut(LoadProgress);
-
-/// The source of tensors.
-pub(crate) enum Source {
-    /// A checkpoint's files.
-    Files(SafetensorsDir),
-    /// A GGUF file.
-    Gguf(GgufFile),
-    /// Random numbers from a seed.
-    Dummy(Dummy),
-}
-
-impl Source {
-    /// Opens the source that the options name. Dummy weights have the type `dtype`.
-    pub fn open(dir: &Path, options: &LoadOptions, dtype: WeightType) -> Result<Self, LoadError> {
-        Ok(match options.load_format {
-            LoadFormat::Auto if gguf::is_file(dir) => Self::Gguf(GgufFile::open(dir)?),
-            LoadFormat::Auto => {
-                let quantisation = ConfigFile::read(dir)?.quantisation()?;
-                Self::Files(SafetensorsDir::open(dir)?.with_quantisation(quantisation))
-            }
-            LoadFormat::Dummy => Self::Dummy(Dummy { seed: options.seed, dtype }),
-        })
-    }
-
-    /// Returns the stored type of a tensor. Fails if the tensor is missing, has another shape, or an unsupported type.
-    pub fn check(&self, spec: &TensorSpec) -> Result<WeightType, LoadError> {
-        match self {
-            Self::Files(files) => files.check(spec),
-            Self::Gguf(file) => file.check(spec),
-            Self::Dummy(dummy) => Ok(dummy.dtype(spec)),
-        }
-    }
-
-    /// Returns the stored type of a tensor of which a rank loads `range`. Fails as [`Self::check`] does, or if the
-    /// range cannot be read.
-    pub fn check_range(&self, spec: &TensorSpec, range: &ShardRange) -> Result<WeightType, LoadError> {
-        match self {
-            Self::Files(files) => files.check_range(spec, range)?,
-            Self::Gguf(file) => file.check_range(spec, range)?,
-            Self::Dummy(_) => {}
-        }
-        self.check(spec)
-    }
-}
-
-/// A window of a tensor in host memory. It is a part of the mapped file, or a converted copy.
-struct HostWindow<'a> {
-    bytes: Cow<'a, [u8]>,
-    dtype: WeightType,
-    rows: usize,
-    columns: usize,
-    stride: usize,
-}
-
-impl<'a> HostWindow<'a> {
-    /// Wraps converted elements, which are all rows of a window, end to end.
-    fn owned(bytes: Vec<u8>, dtype: WeightType, window: &Window) -> Self {
-        let (rows, columns) = (window.rows.len(), window.columns.len());
-        Self { bytes: bytes.into(), dtype, rows, columns, stride: columns }
-    }
-
-    /// Reads a window from `source`. Transposed matrices and tensors of another type are converted. All other windows
-    /// are not copied, because the device reads them in place.
-    fn read<D: Device>(
-        source: &'a Source,
-        device: &mut D,
-        spec: &TensorSpec,
-        window: &Window,
-    ) -> Result<Self, LoadError> {
-        let files = match source {
-            Source::Files(files) => files,
-            Source::Gguf(file) => {
-                let held = match spec.precision {
-                    Precision::Type(held) => held,
-                    Precision::Configured | Precision::Stored => file.check(spec)?,
-                };
-                return Ok(Self::owned(file.read(device, spec, window, held)?, held, window));
-            }
-            Source::Dummy(dummy) => {
-                return Ok(Self::owned(dummy.bytes(device, spec, window)?, dummy.dtype(spec), window));
-            }
-        };
-        if let Stored::Quantised(Checked { layout, .. }, dtype) = files.stored(spec)? {
-            let held = match spec.precision {
-                Precision::Type(held) => held,
-                Precision::Configured | Precision::Stored => dtype,
-            };
-            let bytes = convert::dequantise(device, &*layout, window, held)?;
-            return Ok(Self::owned(bytes, held, window));
-        }
-        let stored = files.window(spec, window)?;
-        let held = match spec.precision {
-            Precision::Type(dtype) => dtype,
-            Precision::Configured | Precision::Stored => stored.dtype,
-        };
-        if held != stored.dtype || spec.dims.transposed {
-            let bytes = convert::copy(device, stored, held, spec.dims.transposed)?;
-            return Ok(Self::owned(bytes, held, window));
-        }
-        let HostMatrix { bytes, dtype, rows, columns, stride } = stored;
-        Ok(Self { bytes: bytes.into(), dtype, rows, columns, stride })
-    }
-
-    fn view(&self) -> HostMatrix<'_> {
-        let Self { ref bytes, dtype, rows, columns, stride } = *self;
-        HostMatrix { bytes, dtype, rows, columns, stride }
-    }
-}
 
 /// Refuses a rank's share of a tensor's inputs that cuts a group of weights in four bits: the ranks would hold other
 /// numbers than a single device.
@@ -160,6 +51,8 @@ pub(crate) struct Loader<'a, D: Device> {
     state: LoadProgress,
     /// Bytes of the tensors loaded so far, as the device holds them.
     held: u64,
+    /// True if the device holds a matrix that the checkpoint stores quantised.
+    holds_quantised: bool,
     /// The read-ahead; `None` if no tensor is read from a file.
     ahead: Option<ReadAhead>,
 }
@@ -180,18 +73,10 @@ impl<'a, D: Device> Loader<'a, D> {
             let range = spec.shard_range(device.group_rank());
             check_groups(spec, quantize, device.group_rank())?;
             total += (range.elements() * source.check_range(spec, &range)?.bytes()) as u64;
-            match &mut source {
-                Source::Files(files) => files.mark_used(&spec.name),
-                Source::Gguf(file) => file.mark_used(&spec.name),
-                Source::Dummy(_) => {}
-            }
+            source.mark_used(&spec.name);
             if device.reads_weights() {
                 for window in range.all_windows() {
-                    match &source {
-                        Source::Files(files) => extents.push_back(files.extent(spec, &window)?),
-                        Source::Gguf(file) => extents.push_back(file.extent(spec, &window)?),
-                        Source::Dummy(_) => {}
-                    }
+                    extents.extend(source.extent(spec, &window)?);
                 }
             }
         }
@@ -201,7 +86,7 @@ impl<'a, D: Device> Loader<'a, D> {
         let ahead = (!extents.is_empty()).then(|| ReadAhead::start(extents));
         let state = LoadProgress { done: 0, total };
         progress(state);
-        Ok(Self { source, quantize, device, progress, state, held: 0, ahead })
+        Ok(Self { source, quantize, device, progress, state, held: 0, holds_quantised: false, ahead })
     }
 
     /// Returns this rank and the size of its group.
@@ -221,30 +106,27 @@ impl<'a, D: Device> Loader<'a, D> {
 
     /// Loads several matrices as one matrix, one below another.
     pub fn matrix(&mut self, specs: &[&TensorSpec]) -> Result<D::Matrix, LoadError> {
-        self.load_matrix(&self.windows(specs), |device, fused, quantize| device.matrix(fused, quantize))
+        self.load_matrix(&self.windows(specs), Use::Matrix)
     }
 
     /// Loads a table of embeddings.
     pub fn table(&mut self, spec: &TensorSpec) -> Result<D::Matrix, LoadError> {
-        let take = |device: &mut D, fused: &[HostMatrix<'_>], quantize| device.table_matrix(fused, quantize);
-        self.load_matrix(&self.windows(&[spec]), take)
+        self.load_matrix(&self.windows(&[spec]), Use::Table)
     }
 
     /// Loads a table of embeddings that is also the LM head.
     pub fn tied(&mut self, spec: &TensorSpec) -> Result<D::Matrix, LoadError> {
-        let take = |device: &mut D, fused: &[HostMatrix<'_>], quantize| device.tied_matrix(fused, quantize);
-        self.load_matrix(&self.windows(&[spec]), take)
+        self.load_matrix(&self.windows(&[spec]), Use::Tied)
     }
 
     /// Loads an LM head.
     pub fn head(&mut self, spec: &TensorSpec) -> Result<D::Matrix, LoadError> {
-        let take = |device: &mut D, fused: &[HostMatrix<'_>], quantize| device.head_matrix(fused, quantize);
-        self.load_matrix(&self.windows(&[spec]), take)
+        self.load_matrix(&self.windows(&[spec]), Use::Head)
     }
 
     /// Loads gate and up as one matrix.
     pub fn gate_up(&mut self, specs: [&TensorSpec; 2]) -> Result<D::Matrix, LoadError> {
-        self.load_matrix(&self.windows(&specs), gate_up)
+        self.load_matrix(&self.windows(&specs), Use::GateUp)
     }
 
     /// Loads the matrices of a stack that this rank holds, one by one. The parts of a matrix are fused end to end.
@@ -252,7 +134,7 @@ impl<'a, D: Device> Loader<'a, D> {
         let range = spec.shard_range(self.group_rank());
         let load = |matrix| {
             let windows: Vec<_> = range.windows(matrix).map(|window| (spec, window)).collect();
-            self.load_matrix(&windows, |device, fused, quantize| device.matrix(fused, quantize))
+            self.load_matrix(&windows, Use::Matrix)
         };
         range.matrices.clone().map(load).collect()
     }
@@ -262,7 +144,7 @@ impl<'a, D: Device> Loader<'a, D> {
         let range = spec.shard_range(self.group_rank());
         let load = |matrix| {
             let windows: Vec<_> = range.windows(matrix).map(|window| (spec, window)).collect();
-            self.load_matrix(&windows, gate_up)
+            self.load_matrix(&windows, Use::GateUp)
         };
         range.matrices.clone().map(load).collect()
     }
@@ -276,11 +158,54 @@ impl<'a, D: Device> Loader<'a, D> {
         specs.iter().flat_map(windows).collect()
     }
 
+    /// Loads windows of matrices as one matrix, one below another. Quantised ones stay quantised if the device holds
+    /// their common form.
     fn load_matrix(
         &mut self,
         windows: &[(&TensorSpec, Window)],
-        take: impl FnOnce(&mut D, &[HostMatrix<'_>], Quantize) -> Result<D::Matrix, DeviceError>,
+        use_as: Use,
     ) -> Result<D::Matrix, LoadError> {
+        let matrix = match self.held_form(windows)? {
+            Some(form) => self.load_quantised(windows, form, use_as)?,
+            None => self.load_plain(windows, use_as)?,
+        };
+        self.advance(windows)?;
+        Ok(matrix)
+    }
+
+    /// Returns the form in which the device holds all of these windows; `None` if it holds elements of a type.
+    fn held_form(&self, windows: &[(&TensorSpec, Window)]) -> Result<Option<HeldForm>, LoadError> {
+        let mut common: Option<HeldForm> = None;
+        for (spec, _) in windows.iter().filter(|_| self.device.holds_quantized()) {
+            let Some(form) = self.source.form(spec, self.quantize)? else { return Ok(None) };
+            common = common.map_or(Some(form), |common| common.fused(form));
+            if common.is_none() {
+                return Ok(None);
+            }
+        }
+        Ok(common)
+    }
+
+    fn load_quantised(
+        &mut self,
+        windows: &[(&TensorSpec, Window)],
+        form: HeldForm,
+        use_as: Use,
+    ) -> Result<D::Matrix, LoadError> {
+        let Self { source, device, held, .. } = self;
+        let layouts = windows.iter().map(|(spec, _)| source.layout(spec)).collect::<Result<Vec<_>, _>>()?;
+        let mut rows = Vec::with_capacity(windows.len());
+        for (layout, (_, window)) in layouts.iter().flatten().zip(windows) {
+            rows.push(HeldRows::read(*device, &**layout, window, form)?);
+        }
+        let views: Vec<_> = rows.iter().map(HeldRows::view).collect();
+        let matrix = use_as.load_quantised(*device, &views)?;
+        *held += device.matrix_bytes(&matrix);
+        self.holds_quantised = true;
+        Ok(matrix)
+    }
+
+    fn load_plain(&mut self, windows: &[(&TensorSpec, Window)], use_as: Use) -> Result<D::Matrix, LoadError> {
         let Self { source, device, quantize, .. } = self;
         let mut held = Vec::with_capacity(windows.len());
         for (spec, window) in windows {
@@ -294,7 +219,7 @@ impl<'a, D: Device> Loader<'a, D> {
         let configured = windows.iter().all(|(spec, _)| spec.precision == Precision::Configured);
         let quantize = if configured { *quantize } else { Quantize::None };
         let views: Vec<_> = held.iter().map(HostWindow::view).collect();
-        let matrix = take(device, &views, quantize)?;
+        let matrix = use_as.load(*device, &views, quantize)?;
         self.held += match quantize {
             // The count does not include padding in the device's layout.
             Quantize::None => {
@@ -304,8 +229,6 @@ impl<'a, D: Device> Loader<'a, D> {
             }
             Quantize::Int8 | Quantize::Int4 => self.device.matrix_bytes(&matrix),
         };
-        drop(held);
-        self.advance(windows)?;
         Ok(matrix)
     }
 
@@ -359,6 +282,11 @@ impl<'a, D: Device> Loader<'a, D> {
         }
     }
 
+    /// True if the device holds a matrix that the checkpoint stores quantised.
+    pub fn holds_quantised(&self) -> bool {
+        self.holds_quantised
+    }
+
     /// Returns the bytes of the loaded tensors on the device.
     pub fn finish(self) -> u64 {
         self.held
@@ -373,11 +301,7 @@ impl<'a, D: Device> Loader<'a, D> {
     /// Releases these windows and adds their bytes, in the stored type, to the progress.
     fn advance(&mut self, windows: &[(&TensorSpec, Window)]) -> Result<(), LoadError> {
         for (spec, window) in windows {
-            match &self.source {
-                Source::Files(files) => files.release(spec, window)?,
-                Source::Gguf(file) => file.release(spec, window)?,
-                Source::Dummy(_) => {}
-            }
+            self.source.release(spec, window)?;
             self.state.done += (window.elements() * self.source.check(spec)?.bytes()) as u64;
         }
         if let Some(ahead) = &mut self.ahead {
@@ -388,14 +312,46 @@ impl<'a, D: Device> Loader<'a, D> {
     }
 }
 
-/// Loads gate and up as one matrix.
-fn gate_up<D: Device>(
-    device: &mut D,
-    fused: &[HostMatrix<'_>],
-    quantize: Quantize,
-) -> Result<D::Matrix, DeviceError> {
-    match *fused {
-        [gate, up] => device.gate_up_matrix([gate, up], quantize),
-        _ => Err(DeviceError::Misuse(format!("{} matrices in place of gate and up", fused.len()))),
+/// The use of a matrix on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    Matrix,
+    Table,
+    Tied,
+    Head,
+    GateUp,
+}
+
+impl Use {
+    fn load<D: Device>(
+        self,
+        device: &mut D,
+        fused: &[HostMatrix<'_>],
+        quantize: Quantize,
+    ) -> Result<D::Matrix, DeviceError> {
+        match self {
+            Self::Matrix => device.matrix(fused, quantize),
+            Self::Table => device.table_matrix(fused, quantize),
+            Self::Tied => device.tied_matrix(fused, quantize),
+            Self::Head => device.head_matrix(fused, quantize),
+            Self::GateUp => device.gate_up_matrix(pair(fused)?, quantize),
+        }
     }
+
+    fn load_quantised<D: Device>(
+        self,
+        device: &mut D,
+        fused: &[QuantizedRows<'_>],
+    ) -> Result<D::Matrix, DeviceError> {
+        match self {
+            Self::Matrix | Self::Table | Self::Tied | Self::Head => device.quantized_matrix(fused),
+            Self::GateUp => device.quantized_gate_up(pair(fused)?),
+        }
+    }
+}
+
+/// Returns gate and up.
+fn pair<T: Copy>(fused: &[T]) -> Result<[T; 2], DeviceError> {
+    let count = fused.len();
+    fused.try_into().map_err(|_| DeviceError::Misuse(format!("{count} matrices in place of gate and up")))
 }

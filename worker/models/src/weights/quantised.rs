@@ -1,12 +1,14 @@
 //! Quantised matrices of checkpoints. Each layout has a module that reads codes and scales of a window into one
-//! description, [`Quantised`], which is dequantised here and nowhere else.
+//! description, [`Quantised`]. A device that has the [form](HeldForm) of a layout holds codes and scales, which
+//! [`held`] prepares. For all others, they are dequantised here and nowhere else.
 
 mod awq;
-mod e4m3;
+pub(crate) mod e4m3;
 mod float8;
 mod fp4;
 mod gptq;
 mod groups;
+mod held;
 mod int8;
 mod module;
 mod nf4;
@@ -15,9 +17,11 @@ mod packed;
 use std::ops::Range;
 
 use half::{bf16, f16};
-use tutti_kernels::WeightType;
+use tutti_kernels::{OffsetKind, QuantizedType, ScaleType, WeightType};
 
 pub(super) use self::groups::Groups;
+pub(crate) use self::held::HeldForm;
+pub(super) use self::held::HeldRows;
 pub(super) use self::module::{ModuleTensors, RawTensor};
 use crate::{LoadError, config::quantisation::Scheme};
 
@@ -63,19 +67,37 @@ pub(super) struct Quantised {
     pub element: Element,
     /// One code per element, row by row.
     pub codes: Vec<u8>,
+    pub scales: GroupScales,
+}
+
+/// The scales of a window of a matrix.
+#[derive(Debug)]
+pub(super) struct GroupScales {
     pub groups: Groups,
     /// One scale per group, row by row.
     pub scales: Vec<f32>,
     pub offsets: Offsets,
 }
 
+/// Codes of a matrix that a file stores as [`QuantizedRows`](tutti_kernels::QuantizedRows) describes them.
+#[derive(Clone, Copy)]
+pub(super) struct StoredCodes<'a> {
+    pub bytes: &'a [u8],
+    /// Number of bytes from the start of a row to the start of the next.
+    pub stride: usize,
+}
+
 /// The meaning of a code.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Element {
+    /// An integer in 0 ..= 15. Its zero point is 8 unless there are offsets.
+    Int4,
     /// A signed integer in two's complement.
-    Integer,
+    Int8,
     /// A float of type e4m3, without infinities (Micikevicius et al., arXiv:2209.05433).
     E4m3,
+    /// A float of type e2m1.
+    E2m1,
     /// The value at the code's index.
     Table([f32; 16]),
 }
@@ -84,9 +106,9 @@ pub(super) enum Element {
 #[derive(Debug)]
 pub(super) enum Offsets {
     None,
-    /// Zero points, in units of codes.
-    ZeroPoints(Vec<i16>),
-    /// Minima, in units of values.
+    /// Zero points. Each is a code.
+    ZeroPoints(Vec<u8>),
+    /// Minima, in units of values. Codes have the zero point 0.
     Minima(Vec<f32>),
 }
 
@@ -94,6 +116,21 @@ pub(super) enum Offsets {
 pub(super) trait Layout: Sync {
     /// Reads the window of these rows and columns.
     fn read(&self, rows: Range<usize>, columns: Range<usize>) -> Quantised;
+
+    /// Reads the scales of the window of these rows and columns.
+    fn read_scales(&self, rows: Range<usize>, columns: Range<usize>) -> GroupScales {
+        self.read(rows, columns).scales
+    }
+
+    /// Returns the form in which a device can hold the matrix; `None` if there is none.
+    fn form(&self) -> Option<HeldForm> {
+        None
+    }
+
+    /// Returns the codes of the whole matrix, if the file stores them in this form.
+    fn stored_codes(&self) -> Option<StoredCodes<'_>> {
+        None
+    }
 
     /// Number of columns of a group; a rank's columns are a multiple of it. 1 if any columns can be read.
     fn column_group(&self) -> usize {
@@ -143,9 +180,9 @@ impl Quantised {
     }
 
     fn each<const N: usize>(&self, store: impl Fn(f32, &mut [u8; N]), out: &mut [u8]) {
-        let Self { element, codes, groups, scales, offsets } = self;
+        let Self { element, codes, scales: GroupScales { groups, scales, offsets } } = self;
         let (columns, per_row) = (groups.columns(), groups.per_row());
-        let values = element.values();
+        let values = element.values(matches!(offsets, Offsets::None));
         let rows = codes
             .chunks_exact(columns.max(1))
             .zip(out.as_chunks_mut::<N>().0.chunks_exact_mut(columns.max(1)));
@@ -155,7 +192,7 @@ impl Quantised {
                 let value = match offsets {
                     Offsets::None => values[usize::from(code)] * scales[group],
                     Offsets::ZeroPoints(zeros) => {
-                        (values[usize::from(code)] - f32::from(zeros[group])) * scales[group]
+                        (values[usize::from(code)] - values[usize::from(zeros[group])]) * scales[group]
                     }
                     Offsets::Minima(minima) => values[usize::from(code)] * scales[group] - minima[group],
                 };
@@ -166,11 +203,14 @@ impl Quantised {
 }
 
 impl Element {
-    /// Returns the values of all codes.
-    fn values(self) -> [f32; 256] {
+    /// Returns the values of all codes. With `centred`, integers of four bits have the zero point 8.
+    fn values(self, centred: bool) -> [f32; 256] {
+        let zero = if centred { 8.0 } else { 0.0 };
         std::array::from_fn(|code| match self {
-            Self::Integer => f32::from(code as u8 as i8),
+            Self::Int4 => f32::from(code as u8) - zero,
+            Self::Int8 => f32::from(code as u8 as i8),
             Self::E4m3 => e4m3::value(code as u8),
+            Self::E2m1 => E2M1[code & 15],
             Self::Table(values) => values[code & 15],
         })
     }

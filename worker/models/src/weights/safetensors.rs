@@ -8,7 +8,7 @@ use std::{
 };
 
 use memmap2::{Mmap, UncheckedAdvice};
-use safetensors::tensor::Dtype;
+use safetensors::tensor::{Dtype, TensorInfo};
 use serde::Deserialize;
 use tutti_kernels::{HostMatrix, WeightType, collective::GroupRank};
 use tutti_runtime::checkpoint::contents;
@@ -47,6 +47,27 @@ pub(super) enum Stored<'a> {
     Plain(WeightType),
     /// A quantised matrix, whose elements the device holds in this type.
     Quantised(Checked<'a>, WeightType),
+}
+
+/// A file as it is, for readers of all its tensors.
+pub(crate) struct SourceFile<'a> {
+    pub path: &'a Path,
+    file: &'a WeightFile,
+}
+
+impl<'a> SourceFile<'a> {
+    /// The name of the file in its folder.
+    pub fn name(&self) -> String {
+        self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    /// Returns the tensors with their bytes, in the order of the file.
+    pub fn tensors(&self) -> impl Iterator<Item = (&'a str, &'a TensorInfo, &'a [u8])> {
+        let file = self.file;
+        let mut tensors: Vec<_> = file.header.tensors.iter().collect();
+        tensors.sort_by_key(|(name, info)| (info.data_offsets, *name));
+        tensors.into_iter().map(move |(name, info)| (name.as_str(), info, &file.map[file.extent(name)]))
+    }
 }
 
 /// One mapped safetensors file.
@@ -99,7 +120,7 @@ impl SafetensorsDir {
     /// Returns the name under which the files hold a tensor. In a base model without LM head, such as an embedding
     /// model, names lack the prefix `model.`. If transformers saves only the text model of a vision model, such as
     /// Qwen3.5, names keep the prefix `model.language_model.`.
-    fn name_in_files(&self, name: &str) -> Option<&str> {
+    pub fn name_in_files(&self, name: &str) -> Option<&str> {
         let held = |name: &str| self.file_of.get_key_value(name).map(|(held, _)| held.as_str());
         held(name).or_else(|| {
             let inner = name.strip_prefix("model.")?;
@@ -243,6 +264,11 @@ impl SafetensorsDir {
             map: file.map.clone(),
             bytes: start + elements.start * size..start + elements.end * size,
         })
+    }
+
+    /// Returns the files, sorted by name.
+    pub fn source_files(&self) -> impl Iterator<Item = SourceFile<'_>> {
+        self.files.iter().map(|file| SourceFile { path: &file.path, file })
     }
 
     /// Notes that the model uses a tensor.

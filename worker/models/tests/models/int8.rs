@@ -6,14 +6,18 @@ use std::{
 };
 
 use crate::common::{
-    bits, config, device, generate,
+    PAGES, SLOTS, bits, config, device, generate,
     goldens::{Case, LENGTHS},
     group::{Lone, of_ranks_as},
     loaded_as, options, prompt, try_load_as, unscreened_device, write_config,
 };
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
-use tutti_kernels::{TokenScore, collective::GroupRank};
+use tutti_kernels::{
+    TokenScore,
+    collective::GroupRank,
+    cpu::{CpuDevice, Isa},
+};
 use tutti_models::{
     LoadFormat::{Auto, Dummy},
     Model, Quantize, footprints,
@@ -135,6 +139,80 @@ fn neither_chunks_nor_mates_change_a_bit() {
             let batched = bits(&generate(&mut *model, &prompts, chunk, OUTPUT));
             assert!(alone == batched, "chunks of {chunk} differ in {quantize:?}");
         }
+    }
+}
+
+/// With weights that a checkpoint stores quantised, chunks, other requests in the batch and threads change no bit.
+#[test]
+fn neither_chunks_nor_mates_nor_threads_change_a_bit_of_quantised_checkpoints() {
+    const OUTPUT: usize = 8;
+    let Some(root) = std::env::var_os("QUANTISED_FORMATS").map(PathBuf::from) else {
+        eprintln!("skipped: QUANTISED_FORMATS is not set");
+        return;
+    };
+    for model in [
+        "goldens/qwen3-fp8_blocks",
+        "goldens/llama3-w4_group",
+        "goldens/qwen3-w4_group_asym",
+        "goldens/qwen3-nvfp4",
+        "goldens/qwen3_moe-w8a8_asym",
+        "goldens-gguf/smollm-q4_1/model.gguf",
+        "goldens-gguf/qwen3_moe-q4_0/model.gguf",
+        "goldens-gguf/qwen2-q5_0/model.gguf",
+    ] {
+        let prompts: Vec<Vec<u32>> = [1, 9, 64, 150].map(prompt).into();
+        let prompts: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
+        let mut alone = Vec::new();
+        for threads in [1, 3] {
+            let device = CpuDevice::new(threads, Isa::detect()).unwrap();
+            let mut model = try_load_as(device, &root.join(model), Auto, Quantize::None).unwrap();
+            model.allocate_planes(PAGES, SLOTS).unwrap();
+            if alone.is_empty() {
+                for prompt in &prompts {
+                    alone.extend(generate(&mut *model, &[prompt], usize::MAX, OUTPUT));
+                }
+            }
+            for chunk in [1, 7, 64, usize::MAX] {
+                let batched = bits(&generate(&mut *model, &prompts, chunk, OUTPUT));
+                assert!(
+                    bits(&alone) == batched,
+                    "{}: chunks of {chunk}, {threads} threads",
+                    model.describe()
+                );
+            }
+        }
+    }
+}
+
+/// The memory that is declared before a quantised checkpoint is loaded is what its weights take, without padding.
+#[test]
+fn quantised_checkpoints_take_the_memory_that_is_declared() {
+    let Some(root) = std::env::var_os("QUANTISED_FORMATS").map(PathBuf::from) else {
+        eprintln!("skipped: QUANTISED_FORMATS is not set");
+        return;
+    };
+    for (model, has_int4) in [
+        ("goldens/qwen3-fp8_blocks", false),
+        ("goldens/llama3-w4_group", true),
+        ("goldens/qwen3-gptq", true),
+        ("goldens/qwen3-gptq_act", false),
+        ("goldens/qwen3-nvfp4", false),
+        ("goldens-gguf/smollm-q4_1/model.gguf", true),
+        ("goldens-gguf/qwen2-q8_0/model.gguf", false),
+    ] {
+        let dir = root.join(model);
+        let [declared] = footprints(&options(&dir, Auto, Quantize::None), 1).unwrap()[..] else {
+            panic!("one rank")
+        };
+        let held = try_load_as(unscreened_device(), &dir, Auto, Quantize::None).unwrap().weight_bytes();
+        assert_eq!(declared.has_int4, has_int4, "{model}");
+        assert!(
+            (declared.weight_bytes..=declared.weight_bytes * 6 / 5).contains(&held),
+            "{model}: {held} bytes, declared are {}",
+            declared.weight_bytes
+        );
+        let is_held = model != "goldens/qwen3-gptq_act";
+        assert!((declared.dequantised_bytes > declared.weight_bytes) == is_held, "{model}: {declared:?}");
     }
 }
 

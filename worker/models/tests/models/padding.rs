@@ -340,6 +340,18 @@ fn of_goldens() {
     }
 }
 
+/// Compares padded and plain runs of quantised checkpoints, whose activations have eight bits where weights have four.
+#[test]
+fn of_quantised_checkpoints() {
+    let Some(root) = std::env::var_os("QUANTISED_FORMATS").map(PathBuf::from) else {
+        eprintln!("skipped: QUANTISED_FORMATS is not set");
+        return;
+    };
+    for model in ["qwen3-fp8_blocks", "llama3-w4_group", "qwen3-w4_group_asym", "qwen3_moe-w8a8"] {
+        on_one_rank(model, &root.join("goldens").join(model), Auto, Quantize::None, 1);
+    }
+}
+
 /// Records the number of rows of each operation.
 struct Rows(Arc<Mutex<Vec<(&'static str, usize)>>>);
 

@@ -33,8 +33,13 @@ fn agrees_with_experts(model: &str) {
 /// Compares a model with its goldens on groups of several sizes. An entry of `groups` is a number of ranks, and true if
 /// each rank holds whole experts. A second run, chunks and other requests in the batch change no bit.
 fn agrees_on(model: &str, groups: &[(usize, bool)]) {
-    let Some(root) = std::env::var_os("GOLDEN_MODELS").map(PathBuf::from) else {
-        eprintln!("skipped: GOLDEN_MODELS is not set");
+    agrees_in("GOLDEN_MODELS", model, groups);
+}
+
+/// Runs [`agrees_on`] with a model below the directory that a variable names.
+fn agrees_in(variable: &str, model: &str, groups: &[(usize, bool)]) {
+    let Some(root) = std::env::var_os(variable).map(PathBuf::from) else {
+        eprintln!("skipped: {variable} is not set");
         return;
     };
     let dir = root.join(model);
@@ -71,6 +76,23 @@ fn agrees_on(model: &str, groups: &[(usize, bool)]) {
 #[test]
 fn qwen3() {
     agrees("qwen3");
+}
+
+/// The ranks hold shares of the codes and scales of checkpoints.
+#[test]
+fn quantised_checkpoints() {
+    for model in [
+        "goldens/qwen3-fp8_blocks",
+        "goldens/llama3-fp8_channel",
+        "goldens/llama3-w4_group16",
+        "goldens/qwen3-w4_channel_asym",
+        "goldens/qwen3-nvfp4",
+        "goldens/llama3-gptq8",
+        "goldens/qwen3-w8a8",
+    ] {
+        agrees_in("QUANTISED_FORMATS", model, &[(1, false), (2, false)]);
+    }
+    agrees_in("QUANTISED_FORMATS", "goldens/qwen3_moe-fp8_channel", &[(1, false), (2, false), (2, true)]);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use crate::device::tests::settings;
 const GIB: u64 = 1 << 30;
 
 fn rank() -> Footprint {
-    Footprint { weight_bytes: 8 * GIB, page_bytes: 1 << 20, slot_bytes: 0 }
+    Footprint { weight_bytes: 8 * GIB, page_bytes: 1 << 20, ..Footprint::default() }
 }
 
 #[test]

@@ -12,6 +12,7 @@ use crate::cpu::memory::fused_matrices::Shape;
 use crate::cpu::quant::int8::quantise::{Rounded, round_lanes};
 use crate::cpu::quant::product::{CHUNK, GroupedProduct};
 use crate::cpu::simd::{LANES, Simd};
+use crate::device::OffsetKind;
 
 /// Number of inputs per step: the bytes of a word.
 const STEP_INPUTS: usize = 4;
@@ -131,7 +132,7 @@ impl GroupedProduct for DotProduct<'_> {
                     let end = blocks.min(block + group_blocks);
                     let (scales, begins) = (scales.add(group * R), begins.add(group * R));
                     let mut dots = [[s.splat_i(0); P]; R];
-                    if !layout.zeros {
+                    if layout.offsets == OffsetKind::None {
                         for r in 0..R {
                             dots[r] = [s.splat_i((*begins.add(r)).cast_signed()); P];
                         }
@@ -170,8 +171,8 @@ impl GroupedProduct for DotProduct<'_> {
                         of_panels[p] = layout.load_scales(s, panels[p].add(at), group);
                     }
                     for p in 0..P {
-                        // The integer sums of a group with zero points begin with 0.
-                        let zero = layout.zeros.then(|| {
+                        // The integer sums of a group with zero points or minima begin with 0.
+                        let zero = (layout.offsets == OffsetKind::ZeroPoints).then(|| {
                             let zero = s.load_u8(panels[p].add(at + layout.zeros_at(group)));
                             s.mul(zero, s.splat(1.0 / ZERO as f32))
                         });
@@ -184,6 +185,20 @@ impl GroupedProduct for DotProduct<'_> {
                             let of_row = s.splat(f32::from_bits(*scales.add(r)));
                             let sum = rest.add(r * P + p);
                             *sum = s.fma_on_all_paths(dot, s.mul(of_panels[p], of_row), *sum);
+                        }
+                    }
+                    // A loop of its own, so that the loop above stays as short as it is without minima.
+                    if layout.offsets == OffsetKind::Minima {
+                        for p in 0..P {
+                            let minima = layout.load_minima(s, panels[p].add(at), group);
+                            let minima = s.mul(minima, s.splat(1.0 / ZERO as f32));
+                            for r in 0..R {
+                                // Less the minimum times the sum of the group's activations.
+                                let of_row = s.splat(f32::from_bits(*scales.add(r)));
+                                let begin = s.splat((*begins.add(r)).cast_signed() as f32);
+                                let sum = rest.add(r * P + p);
+                                *sum = s.fma_on_all_paths(begin, s.mul(minima, of_row), *sum);
+                            }
                         }
                     }
                     group += 1;

@@ -1,11 +1,11 @@
 //! The layout of quantised weights in groups: panels of chunks of lines.
 //!
 //! A chunk of a panel holds [`CHUNK`] inputs of sixteen outputs. It begins with a header, which is padded to whole
-//! lines of 64 bytes: for each group of the chunk sixteen scales, then for each group sixteen zero points if there are
-//! any. Lines of codes follow. A line holds four bytes of each output: four codes of eight bits, or eight codes of four
-//! bits. Byte `i` of an output's eight codes holds code `i` in its low bits and code `i + 4` in its high bits, so that
-//! the low and the high halves of all bytes are the operands of two dot products of bytes. The last chunk has only the
-//! lines of whole [`BLOCK`]s that its inputs need.
+//! lines of 64 bytes: for each group of the chunk sixteen scales, then for each group sixteen zero points or minima if
+//! there are any. Lines of codes follow. A line holds four bytes of each output: four codes of eight bits, or eight
+//! codes of four bits. Byte `i` of an output's eight codes holds code `i` in its low bits and code `i + 4` in its high
+//! bits, so that the low and the high halves of all bytes are the operands of two dot products of bytes. The last chunk
+//! has only the lines of whole [`BLOCK`]s that its inputs need.
 
 use std::fs::File;
 
@@ -16,7 +16,7 @@ use crate::cpu::memory::Buffer;
 use crate::cpu::memory::fused_matrices::Shape;
 use crate::cpu::quant::product::CHUNK;
 use crate::cpu::simd::{LANES, Simd, e4m3};
-use crate::device::{INT4_GROUP, QuantizedType};
+use crate::device::{INT4_GROUP, OffsetKind, QuantizedType, ScaleType};
 
 /// Number of inputs per block: the smallest group of a product with dot products, and the unit to which inputs are
 /// padded.
@@ -24,30 +24,25 @@ pub(super) const BLOCK: usize = 32;
 /// Bytes per line: four bytes of sixteen outputs.
 pub(super) const LINE: usize = 4 * LANES;
 
-/// The storage of scales.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Scales {
-    /// IEEE 16-bit floats, for scales that all are such numbers.
-    Half,
-    /// f32.
-    Single,
-}
-
 /// The layout of a matrix's panels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cpu) struct GroupLayout {
     pub(super) codes: QuantizedType,
     /// Number of inputs that share a scale: 16, 32, 64 or 128.
     pub(super) group: usize,
-    pub(super) scales: Scales,
-    /// True if there are zero points.
-    pub(super) zeros: bool,
+    /// Type of scales and minima.
+    pub(super) scales: ScaleType,
+    pub(super) offsets: OffsetKind,
 }
 
 impl GroupLayout {
     /// The layout of weights that are quantised to four bits when they are loaded.
-    pub(in crate::cpu) const INT4: Self =
-        Self { codes: QuantizedType::Int4, group: INT4_GROUP, scales: Scales::Half, zeros: false };
+    pub(in crate::cpu) const INT4: Self = Self {
+        codes: QuantizedType::Int4,
+        group: INT4_GROUP,
+        scales: ScaleType::F16,
+        offsets: OffsetKind::None,
+    };
 
     /// True if products can use dot products of integers.
     pub(super) fn has_dots(self) -> bool {
@@ -59,16 +54,9 @@ impl GroupLayout {
         CHUNK / self.group
     }
 
-    const fn scale_bytes(self) -> usize {
-        match self.scales {
-            Scales::Half => 2,
-            Scales::Single => 4,
-        }
-    }
-
     /// Offset in bytes of the scales of a group within its chunk.
     pub(super) const fn scales_at(self, group: usize) -> usize {
-        group * LANES * self.scale_bytes()
+        group * LANES * self.scales.bytes()
     }
 
     /// Offset in bytes of the zero points of a group within its chunk.
@@ -76,10 +64,20 @@ impl GroupLayout {
         self.scales_at(self.groups()) + group * LANES
     }
 
+    /// Offset in bytes of the minima of a group within its chunk.
+    const fn minima_at(self, group: usize) -> usize {
+        self.scales_at(self.groups() + group)
+    }
+
     /// Size in bytes of a chunk's header.
     pub(super) const fn header(self) -> usize {
-        let zeros = if self.zeros { self.groups() } else { 0 };
-        self.zeros_at(zeros).next_multiple_of(LINE)
+        let groups = self.groups();
+        let bytes = match self.offsets {
+            OffsetKind::None => self.scales_at(groups),
+            OffsetKind::ZeroPoints => self.zeros_at(groups),
+            OffsetKind::Minima => self.minima_at(groups),
+        };
+        bytes.next_multiple_of(LINE)
     }
 
     /// Number of inputs per line.
@@ -106,11 +104,32 @@ impl GroupLayout {
     #[inline(always)]
     pub(super) unsafe fn load_scales<S: Simd>(self, s: S, chunk: *const u8, group: usize) -> S::F {
         // SAFETY: by the caller's contract, the chunk's header is readable.
+        unsafe { self.load_floats(s, chunk.add(self.scales_at(group))) }
+    }
+
+    /// Loads the minima of a group.
+    ///
+    /// # Safety
+    ///
+    /// `chunk` points to a chunk in this layout, which has minima.
+    #[inline(always)]
+    pub(super) unsafe fn load_minima<S: Simd>(self, s: S, chunk: *const u8, group: usize) -> S::F {
+        // SAFETY: by the caller's contract, the chunk's header is readable.
+        unsafe { self.load_floats(s, chunk.add(self.minima_at(group))) }
+    }
+
+    /// Loads sixteen numbers in the type of scales.
+    ///
+    /// # Safety
+    ///
+    /// Sixteen numbers are readable at `from`.
+    #[inline(always)]
+    unsafe fn load_floats<S: Simd>(self, s: S, from: *const u8) -> S::F {
+        // SAFETY: by the caller's contract, the numbers are readable.
         unsafe {
-            let at = chunk.add(self.scales_at(group));
             match self.scales {
-                Scales::Half => s.load_f16(at.cast()),
-                Scales::Single => s.load(at.cast()),
+                ScaleType::F16 => s.load_f16(from.cast()),
+                ScaleType::F32 => s.load(from.cast()),
             }
         }
     }
@@ -124,28 +143,50 @@ impl GroupLayout {
 
     /// Stores a scale in a chunk's header.
     pub(super) fn store_scale(self, chunk: &mut [u8], group: usize, lane: usize, scale: f32) {
-        let at = self.scales_at(group) + lane * self.scale_bytes();
+        self.store_float(&mut chunk[self.scales_at(group)..], lane, scale);
+    }
+
+    /// Stores a minimum in a chunk's header.
+    pub(super) fn store_minimum(self, chunk: &mut [u8], group: usize, lane: usize, minimum: f32) {
+        self.store_float(&mut chunk[self.minima_at(group)..], lane, minimum);
+    }
+
+    fn store_float(self, floats: &mut [u8], lane: usize, x: f32) {
+        let at = lane * self.scales.bytes();
         match self.scales {
-            Scales::Half => chunk[at..at + 2].copy_from_slice(&f16::from_f32(scale).to_le_bytes()),
-            Scales::Single => chunk[at..at + 4].copy_from_slice(&scale.to_le_bytes()),
+            ScaleType::F16 => floats[at..at + 2].copy_from_slice(&f16::from_f32(x).to_le_bytes()),
+            ScaleType::F32 => floats[at..at + 4].copy_from_slice(&x.to_le_bytes()),
         }
     }
 
-    fn scale(self, chunk: &[u8], group: usize, lane: usize) -> f32 {
-        let at = self.scales_at(group) + lane * self.scale_bytes();
-        match self.scales {
-            Scales::Half => f16::from_le_bytes([chunk[at], chunk[at + 1]]).to_f32(),
-            Scales::Single => f32::from_le_bytes([chunk[at], chunk[at + 1], chunk[at + 2], chunk[at + 3]]),
+    /// Reads one of sixteen numbers in the type of scales.
+    fn float(self, floats: &[u8], lane: usize) -> f32 {
+        let at = lane * self.scales.bytes();
+        let floats = &floats[at..at + self.scales.bytes()];
+        match *floats {
+            [a, b] => f16::from_le_bytes([a, b]).to_f32(),
+            [a, b, c, d] => f32::from_le_bytes([a, b, c, d]),
+            _ => f32::NAN,
         }
     }
 
     /// The zero point of a group, as a number.
     fn zero(self, chunk: &[u8], group: usize, lane: usize) -> f32 {
-        match (self.zeros, self.codes) {
-            (true, QuantizedType::Int8) => f32::from(chunk[self.zeros_at(group) + lane].cast_signed()),
-            (true, _) => f32::from(chunk[self.zeros_at(group) + lane]),
-            (false, QuantizedType::Int4) => 8.0,
-            (false, _) => 0.0,
+        match (self.offsets, self.codes) {
+            (OffsetKind::ZeroPoints, QuantizedType::Int8) => {
+                f32::from(chunk[self.zeros_at(group) + lane].cast_signed())
+            }
+            (OffsetKind::ZeroPoints, _) => f32::from(chunk[self.zeros_at(group) + lane]),
+            (OffsetKind::None, QuantizedType::Int4) => 8.0,
+            (OffsetKind::None | OffsetKind::Minima, _) => 0.0,
+        }
+    }
+
+    /// The minimum of a group; 0 if there are none.
+    fn minimum(self, chunk: &[u8], group: usize, lane: usize) -> f32 {
+        match self.offsets {
+            OffsetKind::Minima => self.float(&chunk[self.minima_at(group)..], lane),
+            OffsetKind::None | OffsetKind::ZeroPoints => 0.0,
         }
     }
 }
@@ -188,7 +229,8 @@ impl GroupedMatrix {
         let lane = output % LANES;
         for (out, chunk) in out.chunks_mut(CHUNK).zip(panel.chunks(layout.chunk_bytes())) {
             for (group, out) in out.chunks_mut(layout.group).enumerate() {
-                let (scale, zero) = (layout.scale(chunk, group, lane), layout.zero(chunk, group, lane));
+                let scale = layout.float(&chunk[layout.scales_at(group)..], lane);
+                let (zero, minimum) = (layout.zero(chunk, group, lane), layout.minimum(chunk, group, lane));
                 for (index, out) in out.iter_mut().enumerate() {
                     let (at, low) = layout.code_at(group * layout.group + index, lane);
                     let code = chunk[layout.header() + at] >> low;
@@ -199,6 +241,9 @@ impl GroupedMatrix {
                         QuantizedType::E4m3 => e4m3(code),
                     };
                     *out = number * scale;
+                    if layout.offsets == OffsetKind::Minima {
+                        *out -= minimum;
+                    }
                 }
             }
         }

@@ -6,7 +6,7 @@ use crate::DeviceError;
 use crate::cpu::memory::{Buffer, Shared};
 use crate::cpu::quant::product::CHUNK;
 use crate::cpu::threads::pool::ThreadPool;
-use crate::device::{QuantizedRows, QuantizedType};
+use crate::device::{GroupOffsets, QuantizedRows, QuantizedType};
 
 impl GroupedMatrix {
     /// Packs `source`. Allocates nothing but the packed matrix.
@@ -49,8 +49,10 @@ fn pack_row(
             let poisoned = layout.codes == QuantizedType::E4m3 && of_group.into_iter().any(is_nan);
             let scale = if poisoned { f32::NAN } else { matrix.scales[index] };
             layout.store_scale(to, group, lane, scale);
-            if let Some(zeros) = matrix.zero_points {
-                to[layout.zeros_at(group) + lane] = zeros[index];
+            match matrix.offsets {
+                GroupOffsets::None => {}
+                GroupOffsets::ZeroPoints(zeros) => to[layout.zeros_at(group) + lane] = zeros[index],
+                GroupOffsets::Minima(minima) => layout.store_minimum(to, group, lane, minima[index]),
             }
         }
         let lines = &mut to[layout.header()..];

@@ -2,13 +2,11 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use half::f16;
-
-use super::layout::{GroupLayout, Scales};
+use super::layout::GroupLayout;
 use crate::DeviceError;
 use crate::cpu::memory::fused_matrices::Shape;
 use crate::cpu::simd::LANES;
-use crate::device::QuantizedRows;
+use crate::device::{GroupOffsets, QuantizedRows};
 
 /// Number of samples per source matrix, and bytes per sample.
 const SAMPLES: (usize, usize) = (4, 64);
@@ -27,19 +25,16 @@ impl<'a> FusedRows<'a> {
         let first =
             matrices.first().ok_or_else(|| DeviceError::Misuse("no matrices to fuse into one".to_owned()))?;
         matrices.iter().try_for_each(QuantizedRows::check)?;
-        let zeros = first.zero_points.is_some();
-        if let Some(other) = matrices.iter().find(|other| {
-            (other.element, other.columns, other.zero_points.is_some())
-                != (first.element, first.columns, zeros)
-        }) {
-            return Err(DeviceError::Unsupported(format!(
-                "{:?} of {} columns, zero points {}, fused with {:?} of {} columns, zero points {zeros}",
-                other.element,
-                other.columns,
-                other.zero_points.is_some(),
-                first.element,
-                first.columns,
-            )));
+        let form = |matrix: &QuantizedRows<'_>| {
+            (matrix.element, matrix.columns, matrix.scale_type, matrix.offsets.kind())
+        };
+        if let Some(other) = matrices.iter().find(|other| form(other) != form(first)) {
+            let describe = |matrix: &QuantizedRows<'_>| {
+                let (element, columns, scales, offsets) = form(matrix);
+                format!("{element:?} of {columns} columns, scales {scales:?}, offsets {offsets:?}")
+            };
+            let (other, first) = (describe(other), describe(first));
+            return Err(DeviceError::Unsupported(format!("{other}, fused with {first}")));
         }
         let outputs = matrices.iter().map(|matrix| matrix.rows).sum();
         if paired && !(matrices.len() == 2 && 2 * first.rows == outputs) {
@@ -54,10 +49,8 @@ impl<'a> FusedRows<'a> {
                 .all(|matrix| matrix.group >= matrix.columns || matrix.group.is_multiple_of(*group))
         };
         let group = [128, 64, 32].into_iter().find(divides).unwrap_or(16);
-        let is_half = |scale: &f32| f16::from_f32(*scale).to_f32().to_bits() == scale.to_bits();
-        let halves = matrices.iter().all(|matrix| matrix.scales.iter().all(is_half));
-        let scales = if halves { Scales::Half } else { Scales::Single };
-        let layout = GroupLayout { codes: first.element, group, scales, zeros };
+        let (scales, offsets) = (first.scale_type, first.offsets.kind());
+        let layout = GroupLayout { codes: first.element, group, scales, offsets };
         Ok(Self { matrices, shape: Shape { outputs, inputs: first.columns, paired }, layout })
     }
 
@@ -87,7 +80,11 @@ impl<'a> FusedRows<'a> {
         for matrix in self.matrices {
             (matrix.rows, matrix.columns, matrix.group, matrix.rows_per_scale).hash(&mut hasher);
             matrix.scales.iter().for_each(|scale| scale.to_bits().hash(&mut hasher));
-            matrix.zero_points.hash(&mut hasher);
+            match matrix.offsets {
+                GroupOffsets::None => {}
+                GroupOffsets::ZeroPoints(zeros) => zeros.hash(&mut hasher),
+                GroupOffsets::Minima(minima) => minima.iter().for_each(|x| x.to_bits().hash(&mut hasher)),
+            }
             let (count, len) = SAMPLES;
             for sample in 0..count {
                 let from = matrix.codes.len().saturating_sub(len) / (count - 1) * sample;

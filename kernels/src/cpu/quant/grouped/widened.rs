@@ -1,7 +1,8 @@
 //! Products of quantised weights with activations in f32: codes are widened to f32 in registers.
 //!
 //! A chunk of a tile's packed activations holds the f32 of all rows for each of [`CHUNK`] inputs. Zeros pad the last
-//! chunk.
+//! chunk. If groups have minima, the sums of the rows by group come first: what a minimum subtracts from an output is
+//! the minimum times the sum of the group's activations.
 
 use std::hint::black_box;
 use std::marker::PhantomData;
@@ -11,11 +12,19 @@ use crate::cpu::gemm::input::InputRow;
 use crate::cpu::memory::fused_matrices::Shape;
 use crate::cpu::quant::product::{CHUNK, GroupedProduct};
 use crate::cpu::simd::{LANES, Simd};
-use crate::device::QuantizedType;
+use crate::device::{OffsetKind, QuantizedType};
 
-/// Number of words of `inputs` packed activations of a row.
-pub(in crate::cpu::quant) const fn row_words(inputs: usize) -> usize {
-    inputs.next_multiple_of(CHUNK)
+/// The smallest group.
+const LEAST_GROUP: usize = 16;
+
+/// Number of words of `inputs` packed activations of a row, with `sums` sums of groups per chunk.
+const fn words(inputs: usize, sums: usize) -> usize {
+    inputs.div_ceil(CHUNK) * (sums + CHUNK)
+}
+
+/// The most words that `inputs` packed activations of a row take.
+pub(in crate::cpu::quant) const fn most_words(inputs: usize) -> usize {
+    words(inputs, CHUNK / LEAST_GROUP)
 }
 
 /// A kind of codes that are widened.
@@ -88,6 +97,15 @@ impl<'a, W> WidenedProduct<'a, W> {
     pub(super) fn new(matrix: &'a GroupedMatrix) -> Self {
         Self { matrix, widen: PhantomData }
     }
+
+    /// Number of sums of activations per chunk and row.
+    #[inline(always)]
+    fn sums(self) -> usize {
+        match self.matrix.layout.offsets {
+            OffsetKind::Minima => self.matrix.layout.groups(),
+            OffsetKind::None | OffsetKind::ZeroPoints => 0,
+        }
+    }
 }
 
 impl<W: Widen> GroupedProduct for WidenedProduct<'_, W> {
@@ -107,15 +125,22 @@ impl<W: Widen> GroupedProduct for WidenedProduct<'_, W> {
     }
     #[inline(always)]
     fn row_words(self, inputs: usize, _: usize) -> usize {
-        row_words(inputs)
+        words(inputs, self.sums())
     }
 
     #[inline(always)]
     fn pack<S: Simd, const R: usize>(self, s: S, rows: &[InputRow<'_>; R], first: usize, to: &mut [u32]) {
-        for (block, to) in to.chunks_exact_mut(LANES * R).enumerate() {
+        let count = self.sums();
+        let (sums, inputs) = to.split_at_mut(count * R);
+        sums.fill(0);
+        for (block, to) in inputs.chunks_exact_mut(LANES * R).enumerate() {
             let mut lanes = [[0.0f32; LANES]; R];
-            for (row, lanes) in rows.iter().zip(&mut lanes) {
+            for (r, (row, lanes)) in rows.iter().zip(&mut lanes).enumerate() {
                 s.store_some(lanes, row.load(s, first + block * LANES));
+                if count > 0 {
+                    let sum = &mut sums[block * LANES / self.matrix.layout.group * R + r];
+                    *sum = (f32::from_bits(*sum) + lanes.iter().sum::<f32>()).to_bits();
+                }
             }
             for (input, to) in to.chunks_exact_mut(R).enumerate() {
                 to.iter_mut().zip(&lanes).for_each(|(to, lanes)| *to = lanes[input].to_bits());
@@ -142,12 +167,15 @@ impl<W: Widen> GroupedProduct for WidenedProduct<'_, W> {
         let integers: [f32; 16] = std::array::from_fn(|code| code as f32);
         let (table, no_zero) = match layout.codes {
             QuantizedType::E2m1 => (s.load_some(&E2M1, 0.0), 0.0),
-            QuantizedType::Int4 => (s.load_some(&integers, 0.0), 8.0),
+            QuantizedType::Int4 if layout.offsets == OffsetKind::None => (s.load_some(&integers, 0.0), 8.0),
+            QuantizedType::Int4 => (s.load_some(&integers, 0.0), 0.0),
             QuantizedType::Int8 | QuantizedType::E4m3 => (s.splat(0.0), 0.0),
         };
         let rest = black_box(sums.as_mut_ptr().cast::<S::F>());
+        let count = self.sums();
         let (mut x, mut at, mut left) = (x.cast::<f32>(), 0, inputs);
         while left > 0 {
+            let (sums_of_groups, of_inputs) = (x, x.wrapping_add(count * R));
             let lines = left.min(CHUNK).div_ceil(BLOCK) * (BLOCK / line_inputs);
             // The next chunk is prefetched. Behind the last chunk, this is a chunk of the next `P` panels.
             let ahead = at + chunk_bytes + if left > CHUNK { 0 } else { others };
@@ -161,7 +189,7 @@ impl<W: Widen> GroupedProduct for WidenedProduct<'_, W> {
                 while line < lines {
                     let end = lines.min(line + group_lines);
                     let mut zeros = [s.splat(no_zero); P];
-                    if layout.zeros {
+                    if layout.offsets == OffsetKind::ZeroPoints {
                         for p in 0..P {
                             let from = panels[p].add(at + layout.zeros_at(group));
                             zeros[p] = match layout.codes {
@@ -177,7 +205,7 @@ impl<W: Widen> GroupedProduct for WidenedProduct<'_, W> {
                         for p in 0..P {
                             words[p] = s.load_i(panels[p].add(at + header + line * LINE).cast());
                         }
-                        let of_line = x.add(line * line_inputs * R);
+                        let of_line = of_inputs.add(line * line_inputs * R);
                         for &input in W::ORDER {
                             let mut weights = [s.splat(0.0); P];
                             for p in 0..P {
@@ -203,10 +231,18 @@ impl<W: Widen> GroupedProduct for WidenedProduct<'_, W> {
                             let sum = rest.add(r * P + p);
                             *sum = s.fma(parts[r][p], scales, *sum);
                         }
+                        if count > 0 {
+                            let minima = layout.load_minima(s, panels[p].add(at), group);
+                            for r in 0..R {
+                                let of_group = s.splat(-*sums_of_groups.add(group * R + r));
+                                let sum = rest.add(r * P + p);
+                                *sum = s.fma(minima, of_group, *sum);
+                            }
+                        }
                     }
                     group += 1;
                 }
-                x = x.add(CHUNK * R);
+                x = of_inputs.add(CHUNK * R);
             }
             at += chunk_bytes;
             left = left.saturating_sub(CHUNK);

@@ -39,7 +39,7 @@ impl Scratch {
     /// Makes room for matrix products of up to `rows` rows and `inputs` inputs.
     pub(in crate::cpu) fn fit(&mut self, rows: usize, inputs: usize) -> Result<(), DeviceError> {
         let integers = int8::row_words(inputs, 2).max(grouped::most_dot_words(inputs));
-        let of_tensor = [integers, grouped::widened_words(inputs)].map(|words| rows * words);
+        let of_tensor = [integers, grouped::most_widened_words(inputs)].map(|words| rows * words);
         self.words = std::array::from_fn(|kind| self.words[kind].max(of_tensor[kind]));
         self.fit_activations()?;
         self.fit_sums(rows, 0)

@@ -3,9 +3,10 @@
 use std::ops::Range;
 
 use half::f16;
+use tutti_kernels::{OffsetKind, QuantizedType, ScaleType};
 use tutti_runtime::gguf::TensorType;
 
-use crate::weights::quantised::{Element, Groups, Layout, Offsets, Quantised};
+use crate::weights::quantised::{Element, GroupScales, Groups, HeldForm, Layout, Offsets, Quantised};
 
 /// A matrix of blocks.
 pub(in crate::weights) struct Blocks<'a> {
@@ -13,8 +14,46 @@ pub(in crate::weights) struct Blocks<'a> {
     pub dtype: TensorType,
     /// Elements per row.
     pub columns: usize,
-    /// The index in `bytes` of a row.
-    pub row: &'a (dyn Fn(usize) -> usize + Sync),
+    pub order: RowOrder,
+}
+
+/// The order of a matrix's rows in the file.
+#[derive(Clone, Copy)]
+pub(in crate::weights) struct RowOrder {
+    /// Index of the first row of the matrix in the file's tensor.
+    pub first: usize,
+    /// Number of rows of the matrix.
+    pub rows: usize,
+    /// The number of heads whose rows are in the file's order.
+    pub heads: Option<usize>,
+}
+
+impl RowOrder {
+    /// Returns the index in the file's tensor of a row of the checkpoint's matrix. llama.cpp turns each head of q and k
+    /// of Llama, so that the two halves that RoPE rotates together alternate.
+    pub fn row(&self, row: usize) -> usize {
+        let Self { first, rows, heads } = *self;
+        match heads {
+            None => first + row,
+            Some(heads) => {
+                let height = rows / heads;
+                let (head, within) = (row / height, row % height);
+                let (half, index) = (within / (height / 2), within % (height / 2));
+                first + head * height + 2 * index + half
+            }
+        }
+    }
+}
+
+impl Blocks<'_> {
+    /// Number of elements that share a scale.
+    fn group(&self) -> usize {
+        if self.dtype == TensorType::Q6K { 16 } else { 32 }
+    }
+
+    fn is_int4(&self) -> bool {
+        matches!(self.dtype, TensorType::Q4_0 | TensorType::Q4_1 | TensorType::Q4K)
+    }
 }
 
 /// The elements of one block: codes, and per group a scale and a minimum.
@@ -25,19 +64,29 @@ struct Block {
     minima: Vec<f32>,
 }
 
+impl Block {
+    fn clear(&mut self) {
+        self.codes.clear();
+        self.scales.clear();
+        self.minima.clear();
+    }
+}
+
 impl Layout for Blocks<'_> {
     fn read(&self, rows: Range<usize>, columns: Range<usize>) -> Quantised {
         let (elements, bytes) = (self.dtype.block_elements() as usize, self.dtype.block_bytes() as usize);
-        let group = if self.dtype == TensorType::Q6K { 16 } else { 32 };
+        let group = self.group();
         let per_row = self.columns / elements;
         let (groups, wanted) = Groups::runs(&columns, group);
         let blocks = columns.start / elements..columns.end.div_ceil(elements);
-        let (mut codes, mut scales, mut minima) = (Vec::new(), Vec::new(), Vec::new());
+        let mut codes = Vec::with_capacity(rows.len() * columns.len());
+        let (mut scales, mut minima) = (Vec::new(), Vec::new());
         let first = blocks.start * elements;
+        let mut of_row = Block::default();
         for row in rows {
-            let mut of_row = Block::default();
+            of_row.clear();
             for block in blocks.clone() {
-                let at = ((self.row)(row) * per_row + block) * bytes;
+                let at = (self.order.row(row) * per_row + block) * bytes;
                 read(self.dtype, &self.bytes[at..at + bytes], &mut of_row);
             }
             codes.extend(&of_row.codes[columns.start - first..columns.end - first]);
@@ -46,7 +95,22 @@ impl Layout for Blocks<'_> {
             minima.extend(of_row.minima.get(of_groups).unwrap_or_default());
         }
         let offsets = if minima.is_empty() { Offsets::None } else { Offsets::Minima(minima) };
-        Quantised { element: Element::Integer, codes, groups, scales, offsets }
+        let element = if self.is_int4() { Element::Int4 } else { Element::Int8 };
+        Quantised { element, codes, scales: GroupScales { groups, scales, offsets } }
+    }
+
+    fn form(&self) -> Option<HeldForm> {
+        let offsets = match self.dtype {
+            TensorType::Q4_1 | TensorType::Q4K | TensorType::Q5K => OffsetKind::Minima,
+            _ => OffsetKind::None,
+        };
+        // The product of two levels of scales has more bits than f16.
+        let scales = match self.dtype {
+            TensorType::Q4K | TensorType::Q5K | TensorType::Q6K => ScaleType::F32,
+            _ => ScaleType::F16,
+        };
+        let element = if self.is_int4() { QuantizedType::Int4 } else { QuantizedType::Int8 };
+        HeldForm { element, offsets, scales, group: self.group() }.of_columns(self.columns)
     }
 
     fn extent(&self, rows: Range<usize>) -> Range<usize> {
@@ -74,7 +138,7 @@ fn read(dtype: TensorType, bytes: &[u8], out: &mut Block) {
         }
         TensorType::Q4_0 => {
             out.scales.push(half(bytes, 0));
-            out.codes.extend(nibbles(&bytes[2..]).map(|code| code.wrapping_sub(8)));
+            out.codes.extend(nibbles(&bytes[2..]));
         }
         TensorType::Q4_1 => {
             out.scales.push(half(bytes, 0));

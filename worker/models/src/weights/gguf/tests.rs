@@ -1,11 +1,14 @@
 use std::{env, fs};
 
 use ::safetensors::SafeTensors;
-use tutti_kernels::cpu::{CpuDevice, Isa};
+use tutti_kernels::{
+    Dense, Linear, Quantize,
+    cpu::{CpuDevice, Isa, Weights},
+};
 
 use super::names::{Location, Rows, locate};
 use super::*;
-use crate::weights::Role;
+use crate::weights::{Loader, Role, Source};
 
 #[test]
 fn every_type_gives_the_values_of_the_package_gguf_to_the_bit() {
@@ -39,6 +42,78 @@ fn every_type_gives_the_values_of_the_package_gguf_to_the_bit() {
         }
     }
     assert_eq!(values.len(), 10);
+}
+
+/// Returns the weights of a matrix, as products with the unit vectors.
+fn weights(device: &mut CpuDevice, matrix: &Weights) -> Vec<f32> {
+    let [rows, columns] = device.matrix_shape(matrix);
+    let unit: Vec<f32> =
+        (0..columns * columns).map(|i| f32::from(u8::from(i / columns == i % columns))).collect();
+    let (mut x, mut out) = (device.tensor(columns, columns).unwrap(), device.tensor(columns, rows).unwrap());
+    device.upload(&unit, &mut x).unwrap();
+    device.linear(Linear::plain(&x, matrix), &mut out).unwrap();
+    let mut found = Vec::new();
+    device.download(&out, &mut found).unwrap();
+    (0..rows * columns).map(|i| found[i % columns * rows + i / columns]).collect()
+}
+
+#[test]
+fn a_device_holds_the_values_of_each_type_to_the_bit() {
+    let Some(root) = env::var_os("QUANTISED_FORMATS") else {
+        eprintln!("skipped: QUANTISED_FORMATS is not set");
+        return;
+    };
+    let dir = Path::new(&root).join("gguf");
+    let values = fs::read(dir.join("values.safetensors")).unwrap();
+    let values = SafeTensors::deserialize(&values).unwrap();
+    let spec_of = |name: &str| {
+        let shape = values.tensor(name).unwrap().shape().to_vec();
+        TensorSpec::matrix(name, Role::Projection, shape[0], shape[1])
+    };
+    let floats = |spec: &TensorSpec| -> Vec<f32> {
+        let tensor = values.tensor(&spec.name).unwrap();
+        tensor.data().as_chunks::<4>().0.iter().map(|x| f32::from_le_bytes(*x)).collect()
+    };
+    let specs: Vec<_> = values.names().into_iter().map(spec_of).collect();
+    let mut device = CpuDevice::new(2, Isa::detect()).unwrap().with_quantised_activations(false);
+    let source = Source::Gguf(GgufFile::open(&dir.join("model.gguf")).unwrap());
+    let progress = &mut |_| {};
+    let mut loader = Loader::new(source, Quantize::None, specs.iter(), &mut device, progress).unwrap();
+    let quantised = GgufFile::open(&dir.join("model.gguf")).unwrap();
+    let mut sizes = Vec::new();
+    for spec in &specs {
+        let before = loader.held();
+        let matrix = loader.matrix(&[spec]).unwrap();
+        let bits = 8.0 * (loader.held() - before) as f64
+            / (spec.dims.rows.next_multiple_of(16) * spec.dims.columns) as f64;
+        if let Some(blocks) = quantised.blocks(spec).unwrap() {
+            sizes.push((format!("{:?}", blocks.dtype), bits.round()));
+        }
+        assert!(weights(loader.device(), &matrix) == floats(spec), "{}", spec.name);
+    }
+    // Matrices of several types are fused in a form that holds all of them.
+    for columns in [96, 768] {
+        let of_width =
+            |spec: &&TensorSpec| spec.dims.columns == columns && quantised.blocks(spec).unwrap().is_some();
+        let fused: Vec<&TensorSpec> = specs.iter().filter(of_width).collect();
+        assert!(fused.len() > 2, "{} types", fused.len());
+        let matrix = loader.matrix(&fused).unwrap();
+        let found = weights(loader.device(), &matrix);
+        let expected: Vec<f32> = fused.iter().flat_map(|spec| floats(spec)).collect();
+        assert!(found == expected, "types with {columns} columns");
+    }
+    sizes.sort_by(|one, other| one.0.cmp(&other.0));
+    let sizes: Vec<_> = sizes.iter().map(|(dtype, bits)| (&**dtype, *bits)).collect();
+    let expected = [
+        ("Q4K", 6.0),
+        ("Q4_0", 5.0),
+        ("Q4_1", 5.0),
+        ("Q5K", 10.0),
+        ("Q5_0", 9.0),
+        ("Q6K", 10.0),
+        ("Q8_0", 9.0),
+    ];
+    assert_eq!(sizes, expected, "bits per weight");
 }
 
 #[test]

@@ -5,7 +5,10 @@ use std::ops::Range;
 
 use safetensors::tensor::Dtype;
 
-use super::{Checked, Element, Groups, Layout, ModuleTensors, Offsets, Quantised, RawTensor, packed::field};
+use super::{
+    Checked, Element, GroupScales, Groups, HeldForm, Layout, ModuleTensors, OffsetKind, Offsets, Quantised,
+    QuantizedType, RawTensor, packed::field,
+};
 use crate::LoadError;
 
 /// The nibble of each of eight outputs.
@@ -50,8 +53,19 @@ impl Layout for Awq<'_> {
         }
         let of_groups = || rows.clone().flat_map(|row| indices.clone().map(move |group| (group, row)));
         let scales = of_groups().map(|(group, row)| self.scales.float(group * self.rows + row)).collect();
-        let zeros = of_groups().map(|(group, row)| i16::from(self.nibble(&self.zeros, group, row))).collect();
-        Quantised { element: Element::Integer, codes, groups, scales, offsets: Offsets::ZeroPoints(zeros) }
+        let zeros = of_groups().map(|(group, row)| self.nibble(&self.zeros, group, row)).collect();
+        let scales = GroupScales { groups, scales, offsets: Offsets::ZeroPoints(zeros) };
+        Quantised { element: Element::Int4, codes, scales }
+    }
+
+    fn form(&self) -> Option<HeldForm> {
+        HeldForm {
+            element: QuantizedType::Int4,
+            offsets: OffsetKind::ZeroPoints,
+            scales: self.scales.scale_type(),
+            group: self.group,
+        }
+        .of_columns(self.columns)
     }
 
     fn column_group(&self) -> usize {

@@ -5,7 +5,10 @@ use std::ops::Range;
 
 use safetensors::tensor::Dtype;
 
-use super::{Checked, Element, Groups, Layout, ModuleTensors, Offsets, Quantised, RawTensor};
+use super::{
+    Checked, Element, GroupScales, Groups, HeldForm, Layout, ModuleTensors, OffsetKind, Offsets, Quantised,
+    QuantizedType, RawTensor, StoredCodes,
+};
 use crate::{LoadError, config::quantisation::Scales};
 
 /// Types of scales.
@@ -58,6 +61,12 @@ impl<'a> ScaleGrid<'a> {
         self.scale.shape
     }
 
+    /// Returns the form in which a device holds codes with these scales.
+    pub fn form(&self, element: QuantizedType, offsets: OffsetKind, columns: usize) -> Option<HeldForm> {
+        let scales = self.scale.scale_type();
+        HeldForm { element, offsets, scales, group: self.block[1] }.of_columns(columns)
+    }
+
     /// Number of columns of a group; 1 if a group is a whole row.
     pub fn column_group(&self) -> usize {
         if self.per_row > 1 { self.block[1] } else { 1 }
@@ -87,9 +96,21 @@ pub(super) fn window(bytes: &[u8], stride: usize, rows: &Range<usize>, columns: 
 
 impl Layout for Float8<'_> {
     fn read(&self, rows: Range<usize>, columns: Range<usize>) -> Quantised {
-        let (groups, scales) = self.scales.read(&rows, &columns);
         let codes = window(self.weight.bytes, self.columns, &rows, &columns);
-        Quantised { element: Element::E4m3, codes, groups, scales, offsets: Offsets::None }
+        Quantised { element: Element::E4m3, codes, scales: self.read_scales(rows, columns) }
+    }
+
+    fn read_scales(&self, rows: Range<usize>, columns: Range<usize>) -> GroupScales {
+        let (groups, scales) = self.scales.read(&rows, &columns);
+        GroupScales { groups, scales, offsets: Offsets::None }
+    }
+
+    fn form(&self) -> Option<HeldForm> {
+        self.scales.form(QuantizedType::E4m3, OffsetKind::None, self.columns)
+    }
+
+    fn stored_codes(&self) -> Option<StoredCodes<'_>> {
+        Some(StoredCodes { bytes: self.weight.bytes, stride: self.columns })
     }
 
     fn column_group(&self) -> usize {

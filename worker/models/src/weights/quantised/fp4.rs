@@ -5,7 +5,10 @@ use std::ops::Range;
 
 use safetensors::tensor::Dtype;
 
-use super::{Checked, E2M1, Element, Groups, Layout, ModuleTensors, Offsets, Quantised, RawTensor};
+use super::{
+    Checked, Element, GroupScales, Groups, HeldForm, Layout, ModuleTensors, OffsetKind, Offsets, Quantised,
+    QuantizedType, RawTensor, ScaleType, StoredCodes,
+};
 use crate::{LoadError, config::quantisation::Nvfp4};
 
 pub(super) struct Fp4<'a> {
@@ -78,6 +81,15 @@ pub(super) fn e8m0(exponent: u8) -> f32 {
 
 impl Layout for Fp4<'_> {
     fn read(&self, rows: Range<usize>, columns: Range<usize>) -> Quantised {
+        let scales = self.read_scales(rows.clone(), columns.clone());
+        let code = |row: usize, column: usize| {
+            self.weight.bytes[(row * self.columns + column) / 2] >> (4 * (column % 2)) & 15
+        };
+        let codes = rows.flat_map(|row| columns.clone().map(move |column| code(row, column))).collect();
+        Quantised { element: Element::E2m1, codes, scales }
+    }
+
+    fn read_scales(&self, rows: Range<usize>, columns: Range<usize>) -> GroupScales {
         let (groups, indices) = Groups::runs(&columns, self.group());
         let per_row = self.columns / self.group();
         let scale = |index: usize| match self.kind {
@@ -85,14 +97,18 @@ impl Layout for Fp4<'_> {
             Kind::NvTimes(factor) => self.scale.float(index) * factor,
             Kind::NvOver(divisor) => self.scale.float(index) / divisor,
         };
-        let scales =
-            rows.clone().flat_map(|row| indices.clone().map(move |group| scale(row * per_row + group)));
-        let scales = scales.collect();
-        let code = |row: usize, column: usize| {
-            self.weight.bytes[(row * self.columns + column) / 2] >> (4 * (column % 2)) & 15
-        };
-        let codes = rows.flat_map(|row| columns.clone().map(move |column| code(row, column))).collect();
-        Quantised { element: Element::Table(E2M1), codes, groups, scales, offsets: Offsets::None }
+        let scales = rows.flat_map(|row| indices.clone().map(move |group| scale(row * per_row + group)));
+        GroupScales { groups, scales: scales.collect(), offsets: Offsets::None }
+    }
+
+    fn form(&self) -> Option<HeldForm> {
+        let (offsets, scales) = (OffsetKind::None, ScaleType::F32);
+        HeldForm { element: QuantizedType::E2m1, offsets, scales, group: self.group() }
+            .of_columns(self.columns)
+    }
+
+    fn stored_codes(&self) -> Option<StoredCodes<'_>> {
+        Some(StoredCodes { bytes: self.weight.bytes, stride: self.columns / 2 })
     }
 
     fn column_group(&self) -> usize {

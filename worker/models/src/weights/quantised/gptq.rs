@@ -6,7 +6,8 @@ use std::ops::Range;
 use safetensors::tensor::Dtype;
 
 use super::{
-    Checked, Element, Groups, Layout, ModuleTensors, Offsets, Quantised, RawTensor,
+    Checked, Element, GroupScales, Groups, HeldForm, Layout, ModuleTensors, OffsetKind, Offsets, Quantised,
+    QuantizedType, RawTensor,
     float8::FLOATS,
     packed::{check_groups, field},
 };
@@ -92,11 +93,20 @@ impl Layout for Gptq<'_> {
         let of_groups = || rows.clone().flat_map(|row| indices.clone().map(move |group| (group, row)));
         let zero = |(group, row): (usize, usize)| {
             let word = self.zeros.word(group * words + row * bits / 32);
-            i16::from(field(word.wrapping_add(added), row, bits)) - i16::from(shift)
+            field(word.wrapping_add(added), row, bits).wrapping_sub(shift)
         };
         let zeros = of_groups().map(zero).collect();
         let scales = of_groups().map(|(group, row)| self.scales.float(group * self.rows + row)).collect();
-        Quantised { element: Element::Integer, codes, groups, scales, offsets: Offsets::ZeroPoints(zeros) }
+        let element = if bits == 8 { Element::Int8 } else { Element::Int4 };
+        let scales = GroupScales { groups, scales, offsets: Offsets::ZeroPoints(zeros) };
+        Quantised { element, codes, scales }
+    }
+
+    fn form(&self) -> Option<HeldForm> {
+        let element = if self.form.bits == 8 { QuantizedType::Int8 } else { QuantizedType::Int4 };
+        let scales = self.scales.scale_type();
+        let form = HeldForm { element, offsets: OffsetKind::ZeroPoints, scales, group: self.group };
+        form.of_columns(self.columns).filter(|_| self.of_inputs.is_none())
     }
 
     fn column_group(&self) -> usize {

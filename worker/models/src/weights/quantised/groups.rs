@@ -24,7 +24,7 @@ impl Groups {
         let size = size.max(1);
         let first = columns.start / size;
         let groups = first..columns.end.div_ceil(size).max(first);
-        let division = if columns.start.is_multiple_of(size) {
+        let division = if columns.start.is_multiple_of(size) || groups.len() <= 1 {
             Division::Runs(size)
         } else {
             let of = |column: usize| (column / size - first) as u32;

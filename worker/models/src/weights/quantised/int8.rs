@@ -5,7 +5,8 @@ use std::ops::Range;
 use safetensors::tensor::Dtype;
 
 use super::{
-    Checked, Element, Layout, ModuleTensors, Offsets, Quantised, RawTensor,
+    Checked, Element, GroupScales, HeldForm, Layout, ModuleTensors, OffsetKind, Offsets, Quantised,
+    QuantizedType, RawTensor, StoredCodes,
     float8::{ScaleGrid, window},
 };
 use crate::{LoadError, config::quantisation::Scales};
@@ -44,16 +45,28 @@ impl<'a> Int8<'a> {
 
 impl Layout for Int8<'_> {
     fn read(&self, rows: Range<usize>, columns: Range<usize>) -> Quantised {
-        let (groups, scales) = self.scales.read(&rows, &columns);
         let codes = window(self.weight.bytes, self.columns, &rows, &columns);
-        let zero = |zeros: &RawTensor<'_>, index: usize| i16::from(zeros.bytes[index] as i8);
+        Quantised { element: Element::Int8, codes, scales: self.read_scales(rows, columns) }
+    }
+
+    fn read_scales(&self, rows: Range<usize>, columns: Range<usize>) -> GroupScales {
+        let (groups, scales) = self.scales.read(&rows, &columns);
         let offsets = match &self.zeros {
             None => Offsets::None,
             Some(zeros) => Offsets::ZeroPoints(
-                self.scales.indices(&rows, &columns).map(|index| zero(zeros, index)).collect(),
+                self.scales.indices(&rows, &columns).map(|index| zeros.bytes[index]).collect(),
             ),
         };
-        Quantised { element: Element::Integer, codes, groups, scales, offsets }
+        GroupScales { groups, scales, offsets }
+    }
+
+    fn form(&self) -> Option<HeldForm> {
+        let offsets = if self.zeros.is_some() { OffsetKind::ZeroPoints } else { OffsetKind::None };
+        self.scales.form(QuantizedType::Int8, offsets, self.columns)
+    }
+
+    fn stored_codes(&self) -> Option<StoredCodes<'_>> {
+        Some(StoredCodes { bytes: self.weight.bytes, stride: self.columns })
     }
 
     fn column_group(&self) -> usize {

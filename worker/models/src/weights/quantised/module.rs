@@ -4,6 +4,7 @@ use std::path::Path;
 
 use half::{bf16, f16};
 use safetensors::tensor::Dtype;
+use tutti_kernels::ScaleType;
 
 use super::e4m3;
 use crate::LoadError;
@@ -86,6 +87,11 @@ impl RawTensor<'_> {
             Dtype::F8_E4M3 => e4m3::value(self.bytes[index]),
             _ => f32::NAN,
         }
+    }
+
+    /// The type in which a device holds this tensor as scales.
+    pub fn scale_type(&self) -> ScaleType {
+        if self.dtype == Dtype::F16 { ScaleType::F16 } else { ScaleType::F32 }
     }
 
     /// Reads an element of four bytes.

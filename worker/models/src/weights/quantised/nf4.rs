@@ -6,7 +6,7 @@ use std::ops::Range;
 use safetensors::tensor::Dtype;
 use serde::Deserialize;
 
-use super::{Checked, Element, Groups, Layout, ModuleTensors, Offsets, Quantised, RawTensor};
+use super::{Checked, Element, GroupScales, Groups, Layout, ModuleTensors, Offsets, Quantised, RawTensor};
 use crate::LoadError;
 
 /// The JSON object that the tensor of the quantisation's state holds.
@@ -105,7 +105,8 @@ impl Layout for Nf4<'_> {
             self.weight.bytes[element / 2] >> (4 * (1 - element % 2)) & 15
         };
         let codes = rows.flat_map(|row| columns.clone().map(move |column| code(row, column))).collect();
-        Quantised { element: Element::Table(self.values), codes, groups, scales, offsets: Offsets::None }
+        let scales = GroupScales { groups, scales, offsets: Offsets::None };
+        Quantised { element: Element::Table(self.values), codes, scales }
     }
 
     fn extent(&self, rows: Range<usize>) -> Range<usize> {

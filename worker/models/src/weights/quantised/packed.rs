@@ -6,7 +6,8 @@ use std::ops::Range;
 use safetensors::tensor::Dtype;
 
 use super::{
-    Checked, Element, Groups, Layout, ModuleTensors, Offsets, Quantised, RawTensor, float8::ScaleGrid,
+    Checked, Element, GroupScales, Groups, HeldForm, Layout, ModuleTensors, OffsetKind, Offsets, Quantised,
+    QuantizedType, RawTensor, StoredCodes, float8::ScaleGrid,
 };
 use crate::{LoadError, config::quantisation::Scales};
 
@@ -83,16 +84,27 @@ pub(super) fn check_groups(of_columns: &RawTensor<'_>, groups: usize) -> Result<
     }
 }
 
+impl Packed<'_> {
+    /// The number that is added to a stored number, so that 8 bits are signed, and fewer have the zero point 8.
+    fn shift(&self) -> u8 {
+        if self.bits == 8 { 128 } else { 8 - (1 << (self.bits - 1)) }
+    }
+}
+
 impl Layout for Packed<'_> {
     fn read(&self, rows: Range<usize>, columns: Range<usize>) -> Quantised {
         let Self { bits, words, .. } = *self;
-        let half = 1 << (bits - 1);
         let code = |row: usize, column: usize| {
             let word = self.weight.word(row * words + column * bits / 32);
-            field(word, column, bits).wrapping_sub(half)
+            field(word, column, bits).wrapping_add(self.shift())
         };
         let codes = rows.clone().flat_map(|row| columns.clone().map(move |column| code(row, column)));
-        let codes = codes.collect();
+        let (codes, element) = (codes.collect(), if bits == 8 { Element::Int8 } else { Element::Int4 });
+        Quantised { element, codes, scales: self.read_scales(rows, columns) }
+    }
+
+    fn read_scales(&self, rows: Range<usize>, columns: Range<usize>) -> GroupScales {
+        let bits = self.bits;
         // With act order, a row's columns may belong to any group.
         let grouped = if self.of_columns.is_some() { 0..self.columns } else { columns.clone() };
         let (mut groups, scales) = self.scales.read(&rows, &grouped);
@@ -107,12 +119,24 @@ impl Layout for Packed<'_> {
                 let zero = |index: usize| {
                     let (row, group) = (index / per_row, index % per_row);
                     let word = zeros.word(row * bits / 32 * per_row + group);
-                    i16::from(field(word, row, bits)) - i16::from(half)
+                    field(word, row, bits).wrapping_add(self.shift())
                 };
                 Offsets::ZeroPoints(self.scales.indices(&rows, &grouped).map(zero).collect())
             }
         };
-        Quantised { element: Element::Integer, codes, groups, scales, offsets }
+        GroupScales { groups, scales, offsets }
+    }
+
+    fn form(&self) -> Option<HeldForm> {
+        let element = if self.bits == 8 { QuantizedType::Int8 } else { QuantizedType::Int4 };
+        let offsets = if self.zeros.is_some() { OffsetKind::ZeroPoints } else { OffsetKind::None };
+        self.scales.form(element, offsets, self.columns).filter(|_| self.of_columns.is_none())
+    }
+
+    fn stored_codes(&self) -> Option<StoredCodes<'_>> {
+        // The bytes of a word come in the order of its bits.
+        let codes = StoredCodes { bytes: self.weight.bytes, stride: 4 * self.words };
+        (self.bits == 4).then_some(codes)
     }
 
     fn column_group(&self) -> usize {

@@ -5,14 +5,14 @@ use std::{env, fs, path::Path};
 
 use ::safetensors::SafeTensors;
 use tutti_kernels::{
-    WeightType,
+    Dense, Device, GroupOffsets, Linear, QuantizedRows, WeightType,
     cpu::{CpuDevice, Isa},
 };
 
 use super::*;
 use crate::{
     LoadFormat, LoadOptions, Quantize,
-    weights::{Role, SafetensorsDir, Source, TensorSpec, Window, convert, safetensors::Stored},
+    weights::{Loader, Role, SafetensorsDir, Source, TensorSpec, Window, convert, safetensors::Stored},
 };
 
 fn open(dir: &Path) -> Result<SafetensorsDir, LoadError> {
@@ -86,6 +86,149 @@ fn every_layout_gives_the_values_of_its_library_to_the_bit() {
         layouts += 1;
     }
     assert!(layouts >= 22, "{layouts} layouts");
+}
+
+/// Returns the value of a weight.
+fn value(rows: &QuantizedRows<'_>, row: usize, column: usize) -> f32 {
+    let code = match rows.element.bits() {
+        8 => rows.row(row)[column],
+        _ => rows.row(row)[column / 2] >> (column % 2 * 4) & 15,
+    };
+    let (index, number) = (rows.scale_index(row, column), |code: u8| match rows.element {
+        QuantizedType::Int4 => f32::from(code),
+        QuantizedType::Int8 => f32::from(code.cast_signed()),
+        QuantizedType::E4m3 => e4m3::value(code),
+        QuantizedType::E2m1 => E2M1[usize::from(code)],
+    });
+    let centre = if rows.element == QuantizedType::Int4 { 8.0 } else { 0.0 };
+    match rows.offsets {
+        GroupOffsets::None => (number(code) - centre) * rows.scales[index],
+        GroupOffsets::ZeroPoints(zeros) => (number(code) - number(zeros[index])) * rows.scales[index],
+        GroupOffsets::Minima(minima) => number(code) * rows.scales[index] - minima[index],
+    }
+}
+
+/// Windows of codes and scales, in the form of their layout and in wider ones, stand for the dequantised values.
+#[test]
+fn windows_are_held_to_the_bit_also_in_wider_forms() {
+    let Some(root) = env::var_os("QUANTISED_FORMATS") else {
+        eprintln!("skipped: QUANTISED_FORMATS is not set");
+        return;
+    };
+    let mut windows = 0;
+    let mut device = CpuDevice::new(2, Isa::detect()).unwrap();
+    for entry in fs::read_dir(Path::new(&root).join("layouts")).unwrap() {
+        let dir = entry.unwrap().path();
+        let files = open(&dir).unwrap();
+        let spec = spec_of("model.layers.2.mlp.up_proj.weight", &[136, 320]);
+        let Stored::Quantised(Checked { layout, .. }, _) = files.stored(&spec).unwrap() else {
+            panic!("{} is plain", spec.name);
+        };
+        let Some(own) = layout.form() else { continue };
+        // Without groups, a window may begin in the middle of a byte.
+        let first = if own.group < 320 { own.group } else { 3 };
+        let with = |element, offsets| HeldForm { element, offsets, scales: ScaleType::F32, group: 64 };
+        let others = [QuantizedType::Int4, QuantizedType::Int8].into_iter().flat_map(|element| {
+            [OffsetKind::None, OffsetKind::ZeroPoints, OffsetKind::Minima].map(|kind| with(element, kind))
+        });
+        for form in [own].into_iter().chain(others.filter_map(|other| own.fused(other))) {
+            for (rows, columns) in [(0..136, 0..320), (3..135, 0..320), (5..6, first..320)] {
+                let window = Window { matrix: 0, rows, columns, dims: spec.dims };
+                let held = HeldRows::read(&mut device, &*layout, &window, form).unwrap();
+                let view = held.view();
+                view.check().unwrap();
+                let mut expected = vec![0; 4 * window.elements()];
+                layout
+                    .read(window.rows.clone(), window.columns.clone())
+                    .dequantise(WeightType::F32, &mut expected);
+                for (index, expected) in expected.as_chunks::<4>().0.iter().enumerate() {
+                    let (row, column) = (index / window.columns.len(), index % window.columns.len());
+                    let (found, expected) = (value(&view, row, column), f32::from_le_bytes(*expected));
+                    assert!(
+                        found == expected || (found.is_nan() && expected.is_nan()),
+                        "{} as {form:?}, {window:?}: {found}, not {expected} at {row} {column}",
+                        dir.display()
+                    );
+                }
+                windows += 1;
+            }
+        }
+    }
+    assert!(windows > 200, "{windows} windows");
+}
+
+#[test]
+fn forms_that_hold_no_common_values_are_not_fused() {
+    let form = |element, offsets| HeldForm { element, offsets, scales: ScaleType::F16, group: 32 };
+    let int4 = form(QuantizedType::Int4, OffsetKind::None);
+    let zeros = form(QuantizedType::Int4, OffsetKind::ZeroPoints);
+    let minima = form(QuantizedType::Int8, OffsetKind::Minima);
+    assert_eq!(int4.fused(zeros), Some(zeros));
+    assert_eq!(int4.fused(minima), Some(HeldForm { scales: ScaleType::F32, ..minima }));
+    assert_eq!(zeros.fused(minima), None);
+    assert_eq!(int4.fused(form(QuantizedType::E2m1, OffsetKind::None)), None);
+    assert_eq!(HeldForm { group: 24, ..int4 }.of_columns(96), None);
+    assert_eq!(HeldForm { group: 96, ..int4 }.bytes(2, 96), 2 * (48 + 2), "a whole row");
+    assert_eq!(HeldForm { group: 96, ..int4 }.bytes(2, 192), 2 * (96 + 6 * 2));
+    assert_eq!(HeldForm { group: 128, ..zeros }.bytes(2, 256), 2 * (128 + 2 * 3));
+}
+
+/// Products with unit vectors are the weights. Those of a device that holds codes and scales are the dequantised
+/// values.
+#[test]
+fn a_device_holds_the_values_of_each_layout_to_the_bit() {
+    let Some(root) = env::var_os("QUANTISED_FORMATS") else {
+        eprintln!("skipped: QUANTISED_FORMATS is not set");
+        return;
+    };
+    let mut held = 0;
+    for entry in fs::read_dir(Path::new(&root).join("layouts")).unwrap() {
+        let dir = entry.unwrap().path();
+        for (module, [rows, columns]) in [[8, 32], [40, 96], [136, 320], [264, 128]].into_iter().enumerate() {
+            let spec = spec_of(&format!("model.layers.{module}.mlp.up_proj.weight"), &[rows, columns]);
+            let files = open(&dir).unwrap();
+            let Stored::Quantised(Checked { layout, .. }, _) = files.stored(&spec).unwrap() else {
+                panic!("{} is plain", spec.name);
+            };
+            let name = dir.file_name().unwrap().to_string_lossy();
+            let has_no_form = name.contains("_act-") || name.starts_with("nf4");
+            assert!(layout.form().is_some() || has_no_form, "{name}");
+            let Some(form) = layout.form() else { continue };
+            let mut expected = vec![0; 4 * rows * columns];
+            layout.read(0..rows, 0..columns).dequantise(WeightType::F32, &mut expected);
+
+            let mut device = CpuDevice::new(2, Isa::detect()).unwrap().with_quantised_activations(false);
+            let source = Source::Files(open(&dir).unwrap());
+            let specs = [&spec];
+            let progress = &mut |_| {};
+            let mut loader =
+                Loader::new(source, Quantize::None, specs.into_iter(), &mut device, progress).unwrap();
+            let matrix = loader.matrix(&[&spec]).unwrap();
+            assert!(loader.holds_quantised(), "{name}");
+            let bytes = loader.finish();
+            let padded = form.bytes(rows.next_multiple_of(16), columns.next_multiple_of(128));
+            assert!(
+                (form.bytes(rows, columns)..=padded + 4096).contains(&bytes),
+                "{name}: {bytes}, {padded}"
+            );
+
+            let unit: Vec<f32> =
+                (0..columns * columns).map(|i| f32::from(u8::from(i / columns == i % columns))).collect();
+            let mut x = device.tensor(columns, columns).unwrap();
+            let mut out = device.tensor(columns, rows).unwrap();
+            device.upload(&unit, &mut x).unwrap();
+            device.linear(Linear::plain(&x, &matrix), &mut out).unwrap();
+            let mut found = Vec::new();
+            device.download(&out, &mut found).unwrap();
+            for (index, value) in expected.as_chunks::<4>().0.iter().enumerate() {
+                let (row, column) = (index / columns, index % columns);
+                let (value, found) = (f32::from_le_bytes(*value), found[column * rows + row]);
+                assert!(value == found || value.is_nan(), "{name} {row} {column}: {found}, not {value}");
+            }
+            held += 1;
+        }
+    }
+    assert!(held >= 100, "{held} matrices");
 }
 
 /// Copies a layout's files with another header: `change` gets each tensor's name and may rename it or change its shape.
