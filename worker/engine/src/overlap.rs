@@ -128,6 +128,8 @@ impl DeviceLoop {
                 .run(&mut IdleModel(&mut *self.runner.model))
                 .map_err(|e| Error::internal(e.to_string()))?;
             self.shared.lock().core.finish_copies(copies);
+            // A pause of the pending logits may have cleared the hint.
+            self.shared.hints.due.store(true, Ordering::Release);
         }
         if let Some(job) = self.planned.take() {
             self.runner.enqueue(job)?;
