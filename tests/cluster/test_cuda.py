@@ -4,6 +4,7 @@ emulated-gpu/run."""
 import functools
 import os
 import pathlib
+import random
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -11,12 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 from bits import WHOLE, Cluster, check, check_preempted, check_prefixes, cut, prefills
+from byte_level_model import byte_level_model
 from golden import BOUND, GENERATED, MODELS, answers, greatest_deviation, mean_deviations
 from gpus import has_driver
 from harness import GOLDENS, events, run_to_exit, wait_for
 from padding import check_padded
 from safetensors.numpy import load_file
 from streams import Streams
+from structured_output import request
+from structured_schemas import draw
 
 # Flags that cut prompts into steps and forwards in different ways. The longest prompt has 300 tokens.
 CUTS = (
@@ -124,6 +128,23 @@ def test_sampled_tokens_are_those_of_the_cpu(start, model):
             ]
             for i, parameters in enumerate(asked)
         ]
+        cluster.stop()
+    assert got["cuda"] == got["cpu"]
+
+
+@on_a_gpu
+def test_constrained_tokens_are_those_of_the_cpu(start, tmp_path):
+    """Tests masks that are made between two steps in flight, beside requests without a constraint."""
+    model, got = byte_level_model(tmp_path), {}
+    bodies = [request(number, schema) | {"max_tokens": 40} for number, (_, schema) in enumerate(draw(random.Random(39), 10))]
+    free = [{"prompt": f"free {number}", "temperature": 1, "seed": number} for number in range(3)]
+    bodies += [body | {"max_tokens": 60, "return_token_ids": True} for body in free]
+    for device in ("cpu", "cuda"):
+        # With a seed, copies and kernels of an emulated GPU run as late as CUDA allows.
+        cluster = start("--device", device, "--model", model, env={"EMULATED_GPU_SEED": "5"})
+        got[device] = Streams(cluster, "/v1/completions", bodies).results()
+        assert cluster.metrics()["tutti_worker_masks"] > 0
+        cluster.wait_until_idle()
         cluster.stop()
     assert got["cuda"] == got["cpu"]
 

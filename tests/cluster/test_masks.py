@@ -82,9 +82,25 @@ def is_valid(number, text):
     )
 
 
-@pytest.mark.parametrize("workers", [("--workers", 2)], ids=["two"])
-def test_the_death_of_a_worker_changes_no_token(start, workers):
-    cluster = start(*workers, *SIM)
+def in_flight(steps):
+    return {"TUTTI_SIM__STEPS_IN_FLIGHT": str(steps)}
+
+
+def test_steps_in_flight_change_no_token(start):
+    outputs = []
+    for steps in (1, 2, 3):
+        cluster = start("--workers", 1, *SIM, env=in_flight(steps))
+        client = Client(cluster)
+        with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
+            outputs.append([stream.result() for stream in client.all(pool)])
+        cluster.wait_until_idle()
+        cluster.stop()
+    assert outputs[1] == outputs[0] and outputs[2] == outputs[0]
+
+
+@pytest.mark.parametrize("steps", (1, 2))
+def test_the_death_of_a_worker_changes_no_token(start, steps):
+    cluster = start("--workers", 2, *SIM, env=in_flight(steps))
     client = Client(cluster)
     with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
         undisturbed = [stream.result() for stream in client.all(pool)]

@@ -31,10 +31,11 @@ MEMBERS = {
 ITEM = {"type": "object", "properties": MEMBERS, "required": list(MEMBERS), "additionalProperties": False}
 SCHEMA = {"type": "array", "minItems": 1000, "items": ITEM}
 PROMPT = 32
-# Flags of the worker by device.
+# Flags and environment of the worker by device.
 DEVICES = {
-    "sim": ("--device", "sim"),
-    "cpu": ("--device", "cpu", "--load-format", "dummy", "--kv-cache-memory", 1 << 30),
+    "sim": (("--device", "sim"), {}),
+    "sim-two-steps": (("--device", "sim"), {"TUTTI_SIM__STEPS_IN_FLIGHT": "2"}),
+    "cpu": (("--device", "cpu", "--load-format", "dummy", "--kv-cache-memory", 1 << 30), {}),
 }
 
 
@@ -104,8 +105,9 @@ def medians(rounds):
 
 
 def measure_device(device, model, options, directory):
-    flags = ["--workers", 1, "--model", model, "--max-running-requests", 2 * max(options.streams), *DEVICES[device]]
-    server = Server("conductor", flags, directory).wait_until_ready()
+    flags, env = DEVICES[device]
+    flags = ["--workers", 1, "--model", model, "--max-running-requests", 2 * max(options.streams), *flags]
+    server = Server("conductor", flags, directory, env).wait_until_ready()
     try:
         before = counts(server)
         # The first constraint reads the vocabulary and compiles. The second one is known.
@@ -146,9 +148,9 @@ def options(words=None):
     parser.add_argument("--short", action="store_true", help="few tokens, one round; 1 and 16 streams")
     parser.add_argument("--json", type=pathlib.Path, help="file for the figures")
     chosen = parser.parse_args(words)
-    chosen.tokens = {"sim": 200, "cpu": 64}
+    chosen.tokens = {"sim": 200, "sim-two-steps": 200, "cpu": 64}
     if chosen.short:
-        chosen.tokens, chosen.rounds, chosen.requests_per_stream = {"sim": 60, "cpu": 12}, 1, 1
+        chosen.tokens, chosen.rounds, chosen.requests_per_stream = {"sim": 60, "sim-two-steps": 60, "cpu": 12}, 1, 1
         chosen.streams = [1, 16]
     return chosen
 

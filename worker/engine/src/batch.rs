@@ -3,14 +3,15 @@
 
 use std::{ops::Range, time::Duration};
 
-use tutti_kernels::{DeviceError, RowInputs, SampleRow, Sampled, ScoreRow, SlotCopy, StepInputs, TokenScore};
-use tutti_models::{EmbeddedRows, LogitRequests, LogitResults, Model};
+use tutti_kernels::{DeviceError, RowInputs, Sampled, ScoreRow, SlotCopy, StepInputs, TokenScore};
+use tutti_models::{EmbeddedRows, LogitResults, Model};
 use tutti_proto::declaration::{ModelDeclaration, WalkKind};
-use tutti_scheduler::{NotSampled, Row, Terminality};
+use tutti_scheduler::{NotSampled, Row};
 use tutti_settings::ChunkShapes;
 
 use crate::{
-    masks::{self, NextMask, Rerun, StepMasks},
+    logits::{ChunkLogits, ChunkSample, MaskWait, PendingLogits},
+    masks::{self, Rerun},
     padding::shape_of,
     sequence::Sequence,
 };
@@ -86,24 +87,24 @@ pub(crate) struct ForwardChunk<'a> {
 /// A forward in flight, with the rows that its results belong to.
 #[derive(Debug)]
 pub(crate) struct Forward {
-    answers: Vec<Answers>,
+    pub answers: Vec<Answers>,
     /// Number of tokens of padding.
     pub padding: usize,
 }
 
 /// The results to expect for one chunk of a forward.
 #[derive(Debug)]
-struct Answers {
-    row_index: usize,
+pub(crate) struct Answers {
+    pub row_index: usize,
     /// `None` unless the chunk ends a terminal row.
-    sampling: Option<Sampling>,
+    pub sampling: Option<Sampling>,
     /// Positions whose logits score the token at the next position. Empty if no score is wanted.
-    scored: Range<usize>,
+    pub scored: Range<usize>,
 }
 
 /// The sampling of a terminal row.
 #[derive(Clone, Debug)]
-enum Sampling {
+pub(crate) enum Sampling {
     /// A token is sampled. `only_ends` is true if the row's constraint allows nothing but an end.
     Token { only_ends: bool },
     /// No token is sampled, for this reason.
@@ -111,14 +112,14 @@ enum Sampling {
 }
 
 impl ForwardChunk<'_> {
-    /// Token ids that must not be sampled after this chunk; `None` unless the chunk ends a terminal row.
-    fn forbidden(&self) -> Option<&[u32]> {
-        match &self.row.terminality {
-            Terminality::Terminal { forbidden } if self.positions.end == self.row.positions.end => {
-                Some(forbidden)
-            }
-            _ => None,
-        }
+    /// True if a token is sampled behind this chunk: it ends a terminal row.
+    fn is_terminal(&self) -> bool {
+        self.row.is_terminal() && self.positions.end == self.row.positions.end
+    }
+
+    /// True if the mask of the chunk's token depends on a token that a step in flight samples.
+    pub fn awaits_commit(&self) -> bool {
+        self.continues() && self.is_terminal() && self.sequence.guide.is_some()
     }
 
     /// True if the chunk's first token was sampled on the device and is not known to the host yet.
@@ -174,15 +175,15 @@ impl Batch {
         chunks
     }
 
-    /// Enqueues one forward over the chunks, and its samples and scores. After any error other than
-    /// [`DeviceError::Lost`], no part of the forward has run or will run.
-    pub fn enqueue(
+    /// Enqueues one forward over the chunks. Its logits follow. After any error other than [`DeviceError::Lost`], no
+    /// part of the forward has run or will run.
+    pub fn forward(
         &mut self,
         model: &mut dyn Model,
         chunks: &[ForwardChunk<'_>],
         copies: &[SlotCopy],
-    ) -> Result<Forward, DeviceError> {
-        let (sample, score) = self.fill(chunks);
+    ) -> Result<PendingLogits, DeviceError> {
+        let logits = self.fill(chunks);
         let rows = self.row_inputs(chunks);
         let embedded = chunks
             .iter()
@@ -199,77 +200,47 @@ impl Batch {
         };
         let padding = inputs.padded_tokens() - self.token_ids.len();
         model.forward(&inputs, &embedded)?;
-        // The pool has made the masks while the layers ran.
-        let masks = self.masks(chunks);
-        let sample: Vec<(usize, SampleRow<'_>)> = sample
-            .into_iter()
-            .zip(&masks)
-            .filter_map(|((index, row), mask)| {
-                let NextMask { mask, only_ends, .. } = mask.as_ref().ok()?;
-                let forbidden = if *only_ends { &[][..] } else { row.forbidden };
-                Some((index, SampleRow { forbidden, allowed: mask.as_ref(), ..row }))
-            })
-            .collect();
-        // The layers are enqueued already, so this forward must not be enqueued again. An error here therefore counts
-        // as the loss of the device.
-        model.enqueue_logits(&LogitRequests { sample: &sample, score: &score }).map_err(lost)?;
-        let mut masks = masks.into_iter();
-        let answers = |chunk: &ForwardChunk<'_>| Answers {
-            row_index: chunk.row_index,
-            sampling: chunk.forbidden().and_then(|_| masks.next()).map(|mask| match mask {
-                Ok(NextMask { only_ends, .. }) => Sampling::Token { only_ends },
-                Err(why) => Sampling::Not(why),
-            }),
-            scored: chunk.sequence.scored(&chunk.positions).map_or(0..0, |(scored, _)| scored),
-        };
-        Ok(Forward { answers: chunks.iter().map(answers).collect(), padding })
+        Ok(PendingLogits { padding, ..logits })
     }
 
-    /// The mask of each chunk that ends a terminal row, or the reason for which no token is sampled.
-    fn masks(&self, chunks: &[ForwardChunk<'_>]) -> Vec<Result<NextMask, NotSampled>> {
-        let mut masks = StepMasks::begin(self.grace);
-        let terminal = chunks.iter().filter(|chunk| chunk.forbidden().is_some());
-        let mask = |chunk: &ForwardChunk<'_>| {
-            let ForwardChunk { sequence, positions, .. } = chunk;
-            let Some(guide) = &sequence.guide else { return Ok(NextMask::ALL) };
-            // A row without a slot's state writes the same planes again, and has no results if it is late.
-            let rerun = if self.has_slots { Rerun::Impossible } else { Rerun::Possible };
-            masks.of(guide, positions.end - sequence.prompt.len(), rerun)
-        };
-        terminal.map(mask).collect()
+    /// The limits of waiting for masks behind a forward.
+    pub fn mask_wait(&self) -> MaskWait {
+        // A row without a slot's state writes the same planes again, and has no results if it is late.
+        let rerun = if self.has_slots { Rerun::Impossible } else { Rerun::Possible };
+        MaskWait { grace: self.grace, rerun }
     }
 
     /// Fills the inputs with the tokens of all chunks in order. Returns the samples and the scores to compute from the
-    /// logits, each with its index in `logit_rows`.
-    #[expect(clippy::type_complexity, reason = "the two lists of LogitRequests")]
-    fn fill<'a>(
-        &mut self,
-        chunks: &'a [ForwardChunk<'a>],
-    ) -> (Vec<(usize, SampleRow<'a>)>, Vec<(usize, ScoreRow)>) {
+    /// logits, without the padding.
+    fn fill(&mut self, chunks: &[ForwardChunk<'_>]) -> PendingLogits {
         self.token_ids.clear();
         self.positions.clear();
         self.logit_rows.clear();
-        let (mut sample, mut score) = (Vec::with_capacity(chunks.len()), Vec::new());
+        let mut logits = PendingLogits { chunks: Vec::with_capacity(chunks.len()), ..Default::default() };
         for chunk in chunks {
-            let ForwardChunk { sequence, positions, .. } = chunk;
+            let ForwardChunk { row_index, sequence, positions, .. } = chunk;
             let first_token = self.token_ids.len();
             let known = positions.start + usize::from(chunk.continues())..positions.end;
             self.token_ids.resize(first_token + usize::from(chunk.continues()), 0);
             self.token_ids.extend(known.map(|position| sequence.token(position)));
             self.positions.extend(positions.clone().map(|position| position as f32));
-            if let Some((scored, top)) = sequence.scored(positions) {
-                for position in scored {
-                    let token = sequence.token(position + 1);
-                    score.push((self.logit_rows.len(), ScoreRow { token, top }));
-                    self.logit_rows.push(first_token + position - positions.start);
-                }
+            let scored = sequence.scored(positions);
+            for position in scored.iter().flat_map(|(scored, _)| scored.clone()) {
+                let (token, top) = (sequence.token(position + 1), scored.as_ref().map_or(0, |(_, top)| *top));
+                logits.score.push((self.logit_rows.len(), ScoreRow { token, top }));
+                self.logit_rows.push(first_token + position - positions.start);
             }
-            if let Some(forbidden) = chunk.forbidden() {
-                sample.push((self.logit_rows.len(), sequence.sample_row(positions.end, forbidden)));
-                self.logit_rows.push(self.token_ids.len() - 1);
-            }
+            let sample = chunk.is_terminal().then(|| ChunkSample {
+                logit_row: self.logit_rows.len(),
+                position: positions.end,
+                known: sequence.output.len(),
+                awaits_commit: chunk.awaits_commit(),
+            });
+            self.logit_rows.extend(sample.as_ref().map(|_| self.token_ids.len() - 1));
+            let scored = scored.map_or(0..0, |(scored, _)| scored);
+            logits.chunks.push(ChunkLogits { row_index: *row_index, sample, scored });
         }
-        (sample, score)
+        logits
     }
 
     /// Returns the rows of a forward over the chunks. Each row has the scheduler's block table, cut to the pages that

@@ -173,6 +173,7 @@ impl Engine {
             self.core.masks.wait();
         };
         let step = collected.map(|collected| self.core.commit(collected, &mut self.runner.sequences));
+        self.runner.finish_logits()?;
         let output = self.core.output(step, completions);
         Ok(output.map(|output| self.reporter.report(output)))
     }

@@ -45,6 +45,8 @@ pub(crate) struct EngineCore {
     pub masks: Masks,
     /// Transfers of planes and embeddings between workers; `None` if requests are not divided between workers.
     transfers: Option<Transfers>,
+    /// True while page copies that a plan decided have not run. Copies in a pause must not overtake them.
+    has_copies: bool,
     /// Time spent preparing the next plan while a step ran.
     ahead: Duration,
     /// Number of planned steps that are not committed yet.
@@ -115,6 +117,7 @@ impl EngineCore {
             arrivals: Arrivals::default(),
             masks: Masks::default(),
             transfers: None,
+            has_copies: false,
             ahead: Duration::ZERO,
             in_flight: 0,
         }
@@ -233,6 +236,7 @@ impl EngineCore {
             }
             let mut events = TransferEvents::default();
             copies = transfers.start_copies(&mut self.scheduler, &mut events);
+            self.has_copies = !copies.is_empty();
             self.apply(events);
         }
         let job = step.map(|step| self.job(step, started, watch, sequences)).transpose()?;
@@ -278,9 +282,12 @@ impl EngineCore {
     }
 
     /// Decides the page copies to run now, while a step is paused. The copies write to no page that the step uses, and
-    /// read no page that the step writes to.
+    /// read no page that the step writes to. Empty while the copies of the last plan have not run: the pause may be in
+    /// the logits of a step that was enqueued before that plan, and an import or export would miss these copies.
     pub fn start_copies(&mut self) -> PageCopies {
-        let Some(transfers) = &mut self.transfers else { return PageCopies::default() };
+        let Some(transfers) = self.transfers.as_mut().filter(|_| !self.has_copies) else {
+            return PageCopies::default();
+        };
         let mut events = TransferEvents::default();
         transfers.receive(&mut self.scheduler, self.rank, &mut events);
         let copies = transfers.start_copies(&mut self.scheduler, &mut events);
@@ -290,6 +297,7 @@ impl EngineCore {
 
     /// Records that the copies have run.
     pub fn finish_copies(&mut self, copies: PageCopies) {
+        self.has_copies = false;
         let Some(transfers) = &mut self.transfers else { return };
         let mut events = TransferEvents::default();
         transfers.finish_copies(copies, &mut self.scheduler, &mut events);
@@ -353,16 +361,16 @@ impl EngineCore {
                 self.forget(ending, sequences);
             } else if let Some(sequence) = sequences.get_mut(&commit.row) {
                 sequence.output.extend(commit.sampled.map(|sampled| sampled.token));
-                let is_late =
-                    result.as_ref().is_ok_and(|result| result.not_sampled == Some(NotSampled::Late));
+                let not_sampled = result.as_ref().ok().and_then(|result| result.not_sampled.as_ref());
+                let is_late = not_sampled == Some(&NotSampled::Late);
                 if let Some(guide) = sequence.guide.as_ref().filter(|_| sequence.decodes_here()) {
                     if is_late {
                         self.masks.was_late(guide, &mut self.scheduler);
                     }
                     advanced.extend(commit.sampled.map(|sampled| (guide.clone(), sampled.token)));
                 }
-                // A late row runs again, and needs its media then.
-                if is_late {
+                // The row runs again, and needs its media then.
+                if is_late || not_sampled == Some(&NotSampled::Void) {
                     continue;
                 }
                 sequence.scores_reported = sequence.scores_reported.max(commit.row.positions.end);

@@ -25,7 +25,8 @@
 //! encoder once, on one media item or on all items that are encoded together. The embeddings go to the engine that
 //! prefills the request (`transfer`), which may be the same engine.
 //!
-//! If a request's output follows a constraint, a pool of threads makes the mask of each of its tokens (`masks`).
+//! If a request's output follows a constraint, a pool of threads makes the mask of each of its tokens (`masks`). The
+//! logits of a step whose masks depend on a step in flight are enqueued behind that step's commit (`logits`).
 //!
 //! Errors:
 //!
@@ -40,6 +41,7 @@ mod encode;
 mod engine;
 mod engine_core;
 mod kv;
+mod logits;
 mod masks;
 mod media;
 mod observe;

@@ -120,14 +120,18 @@ impl Masks {
     }
 
     /// Advances requests by committed tokens. A request whose last mask was slow is left out of steps until the next
-    /// one is ready. So is every request of a model whose rows [cannot run again](Self::await_all).
+    /// one is ready. Any other one may have a row in a step whose forward runs before its mask can be made. So is every
+    /// request of a model whose rows [cannot run again](Self::await_all).
     pub fn advance(&mut self, tokens: Vec<(Guide, u32)>, scheduler: &mut Scheduler) {
         let mut jobs = Vec::with_capacity(tokens.len());
         for (guide, token) in tokens {
+            let is_slow = self.awaits_all || guide.took_at_least(SLOW);
+            // Otherwise the whole step would wait for the mask.
+            scheduler.run_ahead(guide.key(), !is_slow);
             if !guide.begin_advance(token) {
                 continue;
             }
-            if self.awaits_all || guide.took_at_least(SLOW) {
+            if is_slow {
                 self.await_next(&guide, scheduler);
             }
             jobs.push(Job::new(guide, Work::Advance(token)));
@@ -162,7 +166,8 @@ impl Masks {
         let Some(pool) = self.pool.as_ref().filter(|_| !self.awaited.is_empty()) else { return };
         for key in pool.take_events() {
             let Some(guide) = self.awaited.remove(&key) else { continue };
-            match guide.next() {
+            match guide.next_or_await() {
+                // A row in flight has sampled with the mask of the event, and the one behind its token is pending now.
                 Next::Pending => {
                     self.awaited.insert(key, guide);
                 }

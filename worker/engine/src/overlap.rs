@@ -30,7 +30,7 @@ use tutti_runtime::Error;
 use tutti_transfer::{Connector, UnitKind, Units};
 
 use crate::{
-    engine_core::{EngineCore, Job, Planned, StepOutput},
+    engine_core::{EngineCore, Job, StepOutput},
     reporter::Reporter,
     runner::{CollectedStep, Runner},
     spec::{self, ServedModel},
@@ -89,16 +89,20 @@ pub struct DeviceLoop {
 }
 
 impl DeviceLoop {
-    /// Commits the step that was collected and plans the next step. The caller passes the outputs to
-    /// [`EngineHandle::report`] in the order in which they were returned.
+    /// Commits the step that was collected and plans the next step, unless logits wait for other steps' commits, too.
+    /// The caller passes the outputs to [`EngineHandle::report`] in the order in which they were returned.
     pub fn turn(&mut self) -> Result<Option<StepOutput>, Error> {
         let mut state = self.shared.lock();
         let State { core, notified, pending_outputs, .. } = &mut *state;
         *notified = false;
-        let sequences = &mut self.runner.sequences;
-        let step = self.collected.take().map(|collected| core.commit(collected, sequences));
-        let Planned { completions, copies, job } = core.plan(sequences)?;
-        (self.planned, self.copies) = (job, copies);
+        let collected = self.collected.take();
+        let step = collected.map(|collected| core.commit(collected, &mut self.runner.sequences));
+        let mut completions = Vec::new();
+        if self.runner.finishes_logits() {
+            let planned = core.plan(&mut self.runner.sequences)?;
+            (self.planned, self.copies) = (planned.job, planned.copies);
+            completions = planned.completions;
+        }
         let has_transfers = core.has_transfers();
         let output = core.output(step, completions);
         *pending_outputs += usize::from(output.is_some());
@@ -109,11 +113,14 @@ impl DeviceLoop {
         Ok(output)
     }
 
-    /// Runs the page copies and enqueues the step that the last turn planned. Then waits for the oldest step in flight,
-    /// unless the device has room for another step. Returns false if there was nothing to do.
+    /// Enqueues pending logits, runs the page copies and enqueues the step that the last turn planned. Then waits for
+    /// the oldest step in flight, unless the device has room for another step. Returns false if there was nothing to
+    /// do.
     ///
     /// After an error the worker must end, because the device is lost and none of its pages can be trusted.
     pub fn run(&mut self) -> Result<bool, Error> {
+        // The last turn has committed the step that they wait for.
+        self.runner.finish_logits()?;
         let mut copies = std::mem::take(&mut self.copies);
         let copied = !copies.is_empty();
         if copied {
@@ -121,6 +128,8 @@ impl DeviceLoop {
                 .run(&mut IdleModel(&mut *self.runner.model))
                 .map_err(|e| Error::internal(e.to_string()))?;
             self.shared.lock().core.finish_copies(copies);
+            // A pause of the pending logits may have cleared the hint.
+            self.shared.hints.due.store(true, Ordering::Release);
         }
         if let Some(job) = self.planned.take() {
             self.runner.enqueue(job)?;

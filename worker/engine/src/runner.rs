@@ -1,5 +1,8 @@
 //! The steps in flight on a model: enqueued in the order of their plans, and collected in the same order.
 //!
+//! The logits of a step follow its forward at once, unless a mask depends on a token of a step in flight. Then they are
+//! pending until that step is committed, and the forward runs meanwhile. No other step is enqueued until then.
+//!
 //! No row runs twice. A model that refuses a forward has not run any of it, so the forward's chunks are enqueued again
 //! one by one, and only the rows at fault fail. Once a forward is enqueued, a row can fail only by itself, and any
 //! other error is the loss of the device.
@@ -20,11 +23,13 @@ use std::{
 use tutti_kernels::{DeviceError, SlotCopy};
 use tutti_models::{ExpertLoad, LogitResults, Model};
 use tutti_runtime::Error;
+use tutti_scheduler::NotSampled;
 
 use crate::{
-    batch::{self, Batch, Forward, ForwardChunk, RowResult, RowResults, StepRow},
+    batch::{self, Batch, Forward, ForwardChunk, RowResult, RowResults, Sampling, StepRow},
     encode::encode,
     engine_core::Job,
+    logits::PendingLogits,
     poison::Poison,
     sequences::Sequences,
 };
@@ -48,6 +53,8 @@ pub(crate) struct Runner {
     steps: VecDeque<StepInFlight>,
     /// Number of forwards in flight, of all steps.
     in_flight: usize,
+    /// Logits of the youngest step's last forward, which wait for the commit of the steps before.
+    pending: Option<PendingLogits>,
     /// Time at which the last step was collected.
     collected: Instant,
     /// Buffer for the results of one forward.
@@ -71,6 +78,8 @@ struct Progress {
     forwards: VecDeque<Forward>,
     /// Number of tokens of padding of all forwards so far.
     padding: usize,
+    /// Rows that were to sample a token, by index, and whether none is sampled.
+    lacks_token: Vec<(usize, bool)>,
 }
 
 /// A step whose results have all been collected.
@@ -88,7 +97,18 @@ pub(crate) struct CollectedStep {
 impl Progress {
     fn push(&mut self, forward: Forward) {
         self.padding += forward.padding;
+        let lacks_token = forward.answers.iter().filter_map(|answers| {
+            answers.sampling.as_ref().map(|way| (answers.row_index, matches!(way, Sampling::Not(_))))
+        });
+        self.lacks_token.extend(lacks_token);
         self.forwards.push_back(forward);
+    }
+
+    /// Leaves a row out of the step's forwards. A later step runs it.
+    fn postpone(&mut self, row_index: usize) {
+        let not_sampled = Some(NotSampled::Late);
+        self.results[row_index] = Ok(RowResult { not_sampled, ..RowResult::default() });
+        self.lacks_token.push((row_index, true));
     }
 }
 
@@ -102,6 +122,7 @@ impl Runner {
             forwards: Arc::default(),
             steps: VecDeque::new(),
             in_flight: 0,
+            pending: None,
             collected: Instant::now(),
             results: LogitResults::default(),
             not_finite: 0,
@@ -111,7 +132,7 @@ impl Runner {
 
     /// True if another step may be enqueued.
     pub fn has_room(&self) -> bool {
-        self.steps.len() < self.model.limits().steps_in_flight
+        self.pending.is_none() && self.steps.len() < self.model.limits().steps_in_flight
     }
 
     /// Enqueues a step. If the step has more forwards than the device holds, the call waits for the oldest forwards. An
@@ -122,6 +143,7 @@ impl Runner {
             results: job.step.rows.iter().map(|_| Ok(RowResult::default())).collect(),
             forwards: VecDeque::new(),
             padding: 0,
+            lacks_token: Vec::new(),
         };
         self.enqueue_forwards(&job, &mut progress).map_err(fatal)?;
         for (row, result) in job.step.rows.iter().zip(&progress.results) {
@@ -130,7 +152,24 @@ impl Runner {
                 self.sequences.fail(row);
             }
         }
+        note_tokens(&mut self.sequences, &job, &mut progress);
         self.steps.push_back(StepInFlight { job, enqueued, progress });
+        Ok(())
+    }
+
+    /// True if no logits are pending, or if all steps before are committed.
+    pub fn finishes_logits(&self) -> bool {
+        self.pending.is_none() || self.steps.len() == 1
+    }
+
+    /// Enqueues pending logits, if all steps before are committed.
+    pub fn finish_logits(&mut self) -> Result<(), Error> {
+        let [StepInFlight { job, progress, .. }] = self.steps.make_contiguous() else { return Ok(()) };
+        let Some(pending) = self.pending.take() else { return Ok(()) };
+        let wait = self.batch.mask_wait();
+        let forward = pending.enqueue(&mut *self.model, &job.step.rows, &self.sequences, wait);
+        progress.push(forward.map_err(fatal)?);
+        note_tokens(&mut self.sequences, job, progress);
         Ok(())
     }
 
@@ -138,7 +177,7 @@ impl Runner {
         // The sequences are taken out of `self`, so that they stay borrowed while other fields change.
         let sequences = std::mem::take(&mut self.sequences);
         let rows = self.encode_rows(job, &sequences, &mut progress.results);
-        let enqueued = rows.and_then(|rows| self.enqueue_chunks(job, rows, progress));
+        let enqueued = rows.and_then(|rows| self.enqueue_chunks((job, &sequences), rows, progress));
         self.sequences = sequences;
         enqueued
     }
@@ -160,6 +199,10 @@ impl Runner {
                 // An earlier row failed and ends the request, so this later row is void.
                 *result = Err(DeviceError::Misuse("an earlier row of the request failed".into()));
                 next = row.positions.end;
+            } else if sequences.lacks_token(row) {
+                let not_sampled = Some(NotSampled::Void);
+                *result = Ok(RowResult { not_sampled, ..RowResult::default() });
+                next = row.positions.end;
             } else if !sequence.encodings.is_empty() {
                 match encode(&mut *self.model, &row.positions, &sequence.encodings) {
                     Err(error @ DeviceError::Lost(_)) => return Err(error),
@@ -175,7 +218,7 @@ impl Runner {
     /// Enqueues the forwards of a step's rows. If the model refuses a forward, the forward's chunks run one by one.
     fn enqueue_chunks(
         &mut self,
-        job: &Job,
+        (job, sequences): (&Job, &Sequences),
         mut rows: Vec<StepRow<'_>>,
         progress: &mut Progress,
     ) -> Result<(), DeviceError> {
@@ -185,16 +228,29 @@ impl Runner {
         // The slot copies are part of the step's first forward.
         let mut copies = job.step.copies.clone();
         loop {
-            let chunks = self.batch.chunks(&mut rows);
+            let mut chunks = self.batch.chunks(&mut rows);
             if chunks.is_empty() {
                 return Ok(());
             }
+            if rows.iter().any(|row| row.next < row.row.positions.end) {
+                // Another forward follows, and its step cannot wait for a commit.
+                chunks
+                    .extract_if(.., |chunk| chunk.awaits_commit())
+                    .for_each(|c| progress.postpone(c.row_index));
+                if chunks.is_empty() {
+                    continue;
+                }
+            }
             self.make_room(progress)?;
-            match self.batch.enqueue(&mut *self.model, &chunks, &copies) {
-                Ok(forward) => {
+            match self.batch.forward(&mut *self.model, &chunks, &copies) {
+                Ok(logits) => {
                     self.in_flight += 1;
-                    progress.push(forward);
                     copies.clear();
+                    if logits.await_commit() {
+                        self.pending = Some(logits);
+                    } else {
+                        progress.push(self.logits(logits, job, sequences)?);
+                    }
                 }
                 Err(error @ DeviceError::Lost(_)) => return Err(error),
                 Err(error) => {
@@ -206,7 +262,9 @@ impl Runner {
                         "step refused; running its rows one by one"
                     );
                     for chunk in &chunks {
-                        if !self.enqueue_alone(chunk, &mut copies, progress)? {
+                        if chunk.awaits_commit() {
+                            progress.postpone(chunk.row_index);
+                        } else if !self.enqueue_alone((job, sequences), chunk, &mut copies, progress)? {
                             rows[chunk.row_index].next = chunk.row.positions.end;
                         }
                     }
@@ -219,6 +277,7 @@ impl Runner {
     /// the chunk alone, too. The chunk's row then fails, and its copies are dropped.
     fn enqueue_alone(
         &mut self,
+        (job, sequences): (&Job, &Sequences),
         chunk: &ForwardChunk<'_>,
         copies: &mut Vec<SlotCopy>,
         progress: &mut Progress,
@@ -227,10 +286,10 @@ impl Runner {
         let own = |copy: &SlotCopy| copy.from == slot || copy.to == slot;
         let own_copies: Vec<SlotCopy> = copies.extract_if(.., |copy| own(copy)).collect();
         self.make_room(progress)?;
-        match self.batch.enqueue(&mut *self.model, std::slice::from_ref(chunk), &own_copies) {
-            Ok(forward) => {
+        match self.batch.forward(&mut *self.model, std::slice::from_ref(chunk), &own_copies) {
+            Ok(logits) => {
                 self.in_flight += 1;
-                progress.push(forward);
+                progress.push(self.logits(logits, job, sequences)?);
                 Ok(true)
             }
             Err(error @ DeviceError::Lost(_)) => Err(error),
@@ -239,6 +298,15 @@ impl Runner {
                 Ok(false)
             }
         }
+    }
+
+    fn logits(
+        &mut self,
+        logits: PendingLogits,
+        job: &Job,
+        sequences: &Sequences,
+    ) -> Result<Forward, DeviceError> {
+        logits.enqueue(&mut *self.model, &job.step.rows, sequences, self.batch.mask_wait())
     }
 
     /// Collects the oldest forwards until one more may be enqueued. `current` holds the forwards of the step that is
@@ -257,6 +325,7 @@ impl Runner {
 
     /// Waits for the oldest step. `None` if no step is in flight. An error ends the worker.
     pub fn collect(&mut self) -> Result<Option<CollectedStep>, Error> {
+        self.finish_logits()?;
         let Some(StepInFlight { job, enqueued, mut progress }) = self.steps.pop_front() else {
             return Ok(None);
         };
@@ -313,6 +382,13 @@ fn collect_forward(
     results.clear();
     model.collect(None, results).map_err(batch::lost)?;
     forward.distribute(results, &mut progress.results)
+}
+
+/// Records which requests lack a token that a row in flight was to sample.
+fn note_tokens(sequences: &mut Sequences, job: &Job, progress: &mut Progress) {
+    for (row_index, lacks_token) in progress.lacks_token.drain(..) {
+        sequences.set_lacks_token(&job.step.rows[row_index], lacks_token);
+    }
 }
 
 fn fatal(error: DeviceError) -> Error {

@@ -59,12 +59,13 @@ impl Sequence {
         (start < end).then_some((start..end, top))
     }
 
-    /// Inputs for sampling the token at `position`, which is the first position without a token.
-    pub fn sample_row<'a>(&'a self, position: usize, forbidden: &'a [u32]) -> SampleRow<'a> {
+    /// Inputs for sampling the token at `position`. The first `known` tokens of the output are given to the device,
+    /// which itself knows any between these and `position`.
+    pub fn sample_row<'a>(&'a self, position: usize, known: usize, forbidden: &'a [u32]) -> SampleRow<'a> {
         SampleRow {
             params: &self.sampling,
             prompt: &self.prompt,
-            output: &self.output,
+            output: &self.output[..known],
             forbidden,
             allowed: None,
             position: position as u64,

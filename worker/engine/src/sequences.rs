@@ -15,6 +15,9 @@ struct Held {
     /// True once a row of the request was refused. Later rows of the request do not run, because the request ends with
     /// the refused row.
     has_failed: bool,
+    /// True if no token was sampled from the request's last row that was to sample one. A later row that continues it
+    /// does not run.
+    lacks_token: bool,
 }
 
 impl Sequences {
@@ -24,7 +27,7 @@ impl Sequences {
         if index >= self.0.len() {
             self.0.resize_with(index + 1, || None);
         }
-        self.0[index] = Some(Held { key, sequence, has_failed: false });
+        self.0[index] = Some(Held { key, sequence, has_failed: false, lacks_token: false });
     }
 
     /// Returns the sequence of the row's request; `None` if the row's slot does not hold that sequence.
@@ -46,6 +49,18 @@ impl Sequences {
     pub fn fail(&mut self, row: &Row) {
         if let Some(held) = self.held_mut(row) {
             held.has_failed = true;
+        }
+    }
+
+    /// True if the row continues one from which no token was sampled.
+    pub fn lacks_token(&self, row: &Row) -> bool {
+        row.continues && self.held(row).is_some_and(|held| held.lacks_token)
+    }
+
+    /// Records whether a token is sampled from a row that is to sample one.
+    pub fn set_lacks_token(&mut self, row: &Row, lacks_token: bool) {
+        if let Some(held) = self.held_mut(row) {
+            held.lacks_token = lacks_token;
         }
     }
 

@@ -76,9 +76,10 @@
 //! - **An aborted step leaves no trace.** Only the step planned last can be aborted, together with its slot copies. A
 //!   request whose first row is aborted begins in a later step. A save that is aborted is planned again with its row.
 //! - **A masked token waits for its mask.** The mask of each token of a [masked](GraphLaunch::is_masked) request
-//!   depends on the token before it, so the request has one row in flight from which a token is sampled. A request is
-//!   left out of steps while its next mask is [not ready](Scheduler::await_mask). A row whose mask [is
-//!   late](NotSampled::Late) has no effect and is planned again.
+//!   depends on the token before it, so the request has one row in flight from which a token is sampled, or two if the
+//!   engine makes the second one's mask [between them](Scheduler::run_ahead). A request is left out of steps while its
+//!   next mask is [not ready](Scheduler::await_mask). A row whose mask [is late](NotSampled::Late) has no effect and is
+//!   planned again, and a row in flight that continues it [is void](NotSampled::Void).
 //! - **A request may be disaggregated** ([`GraphRole`]): one worker prefills it while another holds pages for it and
 //!   then decodes it. A request that waits for planes, or whose planes are being copied, is part of no step and is
 //!   never preempted. The other worker sends the slot's state, so that known pages need no snapshot. Like any other

@@ -58,6 +58,8 @@ pub(crate) struct Request {
     pub awaits_media: bool,
     /// True if the mask of each token depends on the token before it.
     pub is_masked: bool,
+    /// True if a row may be planned whose mask depends on a token of a row in flight. Never true without masks.
+    pub runs_ahead: bool,
     /// True while the request is left out of steps because the mask of its next token is not ready. A request whose
     /// first mask is not ready waits for pages only afterwards.
     pub awaits_mask: bool,

@@ -145,6 +145,9 @@ pub enum RowOutcome {
 pub enum NotSampled {
     /// The mask was not ready in time. The row is planned again.
     Late,
+    /// The row did not run, because it continues a row from which no token was sampled. The request's earlier row
+    /// decides what follows.
+    Void,
     /// The output is complete: no token can follow.
     Complete,
     /// The constraint cannot be followed.

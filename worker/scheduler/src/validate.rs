@@ -65,6 +65,7 @@ pub(crate) fn validate(
         role: launch.role,
         awaits_media: launch.awaits_media,
         is_masked: launch.is_masked,
+        runs_ahead: false,
         awaits_mask: launch.awaits_mask,
         is_pinned: launch.role == GraphRole::Decode
             && launch.content.as_ref().is_some_and(|content| !content.media.is_empty()),

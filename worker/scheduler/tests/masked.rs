@@ -97,6 +97,37 @@ fn one_row_in_flight_samples_a_masked_token() {
     scheduler.abort(step);
 }
 
+/// The engine makes the mask of the second row between the two steps. If the first row is late, the second one is void,
+/// and both are planned again.
+#[test]
+fn a_request_that_runs_ahead_has_two_rows_in_flight() {
+    for is_late in [false, true] {
+        let mut scheduler = scheduler(SchedulerConfig { steps_in_flight: 3, ..config() });
+        scheduler.add(masked(1, 8, 9)).unwrap();
+        let prefill = plan(&mut scheduler).unwrap();
+        let _ = commit(&mut scheduler, prefill);
+        scheduler.run_ahead(key(1), true);
+        let (first, second) = (plan(&mut scheduler).unwrap(), plan(&mut scheduler).unwrap());
+        assert_eq!((first.rows[0].continues, second.rows[0].continues), (false, true));
+        assert!(plan(&mut scheduler).is_none(), "a third row");
+        if is_late {
+            late(&mut scheduler, first, 1);
+            let again = plan(&mut scheduler).unwrap();
+            assert_eq!((again.rows[0].positions.clone(), again.rows[0].continues), (8..9, false));
+            let void = vec![RowOutcome::NotSampled(NotSampled::Void)];
+            assert!(scheduler.commit(second, void, Duration::ZERO)[0].ending.is_none());
+            let next = plan(&mut scheduler).unwrap();
+            assert_eq!((next.rows[0].positions.clone(), next.rows[0].epoch.0), (9..10, 2));
+            let _ = commit(&mut scheduler, again);
+            let _ = commit(&mut scheduler, next);
+        } else {
+            let _ = commit(&mut scheduler, first);
+            let _ = commit(&mut scheduler, second);
+        }
+        assert_eq!(plan(&mut scheduler).unwrap().rows[0].positions, 10..11);
+    }
+}
+
 #[test]
 fn a_late_row_is_planned_again_as_if_it_had_not_been_there() {
     for steps_in_flight in [1, 2] {

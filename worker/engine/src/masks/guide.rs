@@ -191,9 +191,11 @@ impl Guide {
         }
     }
 
-    /// The next mask as it is now.
-    pub fn next(&self) -> Next {
-        self.lock().next.clone()
+    /// The next mask as it is now. If it is pending, the pool says when it no longer is.
+    pub fn next_or_await(&self) -> Next {
+        let mut state = self.lock();
+        state.is_awaited = matches!(state.next, Next::Pending);
+        state.next.clone()
     }
 
     /// True if the pool's last work for this guide took at least `limit`.

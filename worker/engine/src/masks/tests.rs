@@ -46,3 +46,22 @@ fn a_pending_mask_makes_its_row_late() {
     let late = StepMasks::begin(GRACE).of(&guide.unwrap(), 0, Rerun::Possible);
     assert_eq!(late, Err(NotSampled::Late));
 }
+
+/// A row in flight may sample with a mask before the engine hears that it is ready. The next mask is awaited then.
+#[test]
+fn a_mask_that_was_used_before_its_event_makes_the_next_one_awaited() {
+    let guide = Guide::of(Guided {
+        key: pb::GraphKey::default().into(),
+        constraint: Some(tutti_constraints::Constraint::new(tutti_constraints::Kind::JsonObject)),
+        thinking: None,
+        generated: &[],
+        stop_tokens: &[],
+        vocabulary: 64,
+    });
+    let guide = guide.unwrap();
+    assert!(guide.await_next());
+    assert!(guide.finish_work(None, Next::Ready(NextMask::ALL), Duration::ZERO), "an event");
+    assert!(guide.begin_advance(7));
+    assert!(matches!(guide.next_or_await(), Next::Pending));
+    assert!(guide.finish_work(None, Next::Ready(NextMask::ALL), Duration::ZERO), "an event of the next mask");
+}

@@ -79,6 +79,21 @@ fn late_masks_change_no_token() {
     assert!(late > 0, "no mask was late");
 }
 
+/// With two steps in flight, the forward of a step runs before the masks of the step before can be made.
+#[test]
+fn a_constrained_row_is_in_every_step_of_a_device_with_two_in_flight() {
+    for is_late in [false, true] {
+        let mut engine = constrained_engine(&settings(), InFlight { steps: 2, is_late });
+        // Masks of this machine are quick, and the test must not depend on it.
+        engine.set_mask_grace(Duration::from_secs(60));
+        let launch = constrained(1, 5, 40, regex("[a-m]{60}"));
+        check(&format!("{is_late}"), &mut engine, std::slice::from_ref(&launch));
+        let steps = engine.load().steps;
+        // Now and then a mask takes long, and its request waits.
+        assert!((40..64).contains(&steps), "{steps} steps for 40 tokens");
+    }
+}
+
 #[test]
 fn a_preempted_request_keeps_its_matcher() {
     for in_flight in InFlight::ALL {

@@ -252,11 +252,13 @@ impl Running {
             && !self.awaits_mask()
     }
 
-    /// True if the mask of the next token is not ready, or depends on a token that a row in flight samples.
+    /// True if the mask of the next token is not ready, or depends on a token that a row in flight samples. The row of
+    /// a request that [runs ahead](Request::runs_ahead) may be in flight beside one that samples such a token.
     #[inline]
     pub fn awaits_mask(&self) -> bool {
-        let samples = self.planned.generated > self.request.generated;
-        self.request.awaits_mask || self.request.is_masked && samples
+        let samples = self.planned.generated - self.request.generated;
+        let most = 1 + u32::from(self.request.runs_ahead);
+        self.request.awaits_mask || self.request.is_masked && samples >= most
     }
 
     /// True if the request needs a page for its next row. A request that awaits a mask has no next row yet, so no other
@@ -341,10 +343,12 @@ impl Running {
     fn not_sampled(&mut self, row: &Row, why: NotSampled) -> Option<Outcome> {
         match why {
             NotSampled::Late => {
-                self.planned = Progress { computed: row.positions.start, epoch: row.epoch, ..self.planned };
-                self.planned.generated -= 1;
+                // A row that continues this one is void.
+                let generated = self.request.generated;
+                self.planned = Progress { computed: row.positions.start, epoch: row.epoch, generated };
                 None
             }
+            NotSampled::Void => None,
             NotSampled::Complete => Some(self.request.finished(Finish::Complete)),
             NotSampled::ConstraintFailed(why) => Some(Outcome::ConstraintFailed(why)),
         }

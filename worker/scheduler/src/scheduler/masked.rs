@@ -21,6 +21,14 @@ pub(super) enum ConstraintEnd {
 }
 
 impl Scheduler {
+    /// Allows or forbids that a row of the request is planned whose mask depends on a token of one row in flight. The
+    /// engine then makes the mask between the two. Forbidden at first. Does nothing for a request that is not held.
+    pub fn run_ahead(&mut self, key: GraphKey, runs_ahead: bool) {
+        if let Some(request) = self.request_mut(key) {
+            request.runs_ahead = runs_ahead;
+        }
+    }
+
     /// Leaves a request out of steps until the mask of its next token [is ready](Self::mask_ready). Does nothing for a
     /// request that is not held.
     pub fn await_mask(&mut self, key: GraphKey) {

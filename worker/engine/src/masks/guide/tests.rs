@@ -66,7 +66,7 @@ fn a_thinking_block_that_a_stop_token_closes_ends_the_request_before_min_tokens(
     let thinking = pb::Thinking { begin: None, end: 7, max_tokens: Some(0) };
     for (stop_tokens, expected) in [(&[7][..], true), (&[8][..], false)] {
         let guide = Guide::of(Guided { stop_tokens, ..guided(None, Some(&thinking)) }).unwrap();
-        let Next::Ready(next) = guide.next() else { panic!("it is ready") };
+        let Next::Ready(next) = guide.next_or_await() else { panic!("it is ready") };
         assert_eq!(next.only_ends, expected);
     }
 }

@@ -40,7 +40,7 @@ fn the_job_of_an_ended_request_is_not_done() {
     }
     told.sort_unstable();
     assert_eq!((told, pool.counts().compilations), (vec![1, 3], 2));
-    assert!(matches!(guides[1].next(), Next::Pending));
+    assert!(matches!(guides[1].next_or_await(), Next::Pending));
 }
 
 /// A long replay beside a first mask: the pool's thread could turn to another job between any two parts.
@@ -76,7 +76,7 @@ fn a_long_replay_is_done_in_parts() {
     assert_eq!(told, [2, 1]);
     // Beside the parts, two jobs open the constraints.
     assert!(lock(&pool.shared.queues).taken >= parts + 2);
-    let Next::Ready(next) = replayed.next() else { panic!("{:?}", replayed.next()) };
+    let Next::Ready(next) = replayed.next_or_await() else { panic!("{:?}", replayed.next_or_await()) };
     let mask = next.mask.unwrap();
     assert!(mask.allows(u32::from(b'a')) && mask.allows(u32::from(b'b')) && !mask.allows(u32::from(b'c')));
 }

@@ -34,6 +34,8 @@ fn divided_requests_follow_their_constraints() {
             for request in carry(&from, &to, &answers) {
                 from.give(Event::Accepted(key(request, 0)));
             }
+            // A refused import would be waited for in vain.
+            assert!(answers.lock().unwrap().iter().all(Result::is_ok), "{in_flight:?}: {answers:?}");
             if !a && !b {
                 // The masks are made on other threads.
                 std::thread::yield_now();
@@ -44,7 +46,6 @@ fn divided_requests_follow_their_constraints() {
             let whole = [from.ids(request), to.ids(request)].concat();
             assert_eq!(whole, right(launch).output, "{in_flight:?}: request {request}");
         }
-        assert!(answers.lock().unwrap().iter().all(Result::is_ok));
         let masks = |load: &pb::WorkerLoad| load.masks.unwrap();
         assert!(masks(&from.load).compilations == 4 && masks(&to.load).compilations == 4);
         assert_eq!(masks(&from.load).masks, 0, "a prefill needs the first mask alone");
