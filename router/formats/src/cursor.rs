@@ -250,15 +250,19 @@ impl Cursor {
     pub async fn word_before(&self, markers: &Markers) -> Result<String, Break> {
         let mut word = String::new();
         loop {
-            let is_found = self.with(|Shared { buffer, .. }| {
-                let found = buffer.search(markers);
+            let is_whole = self.with(|Shared { buffer, .. }| {
+                let most = MAX_NAME - word.len();
+                let found = buffer.search_near(most, markers);
                 let (Search::Found { start: to, .. } | Search::None { from: to }) = found;
-                word.push_str(buffer.up_to(to));
-                buffer.consume_to(to);
-                matches!(found, Search::Found { .. })
+                // Too long a word breaks at the same byte however the output is divided.
+                let text = buffer.up_to(to);
+                let taken = text.floor_char_boundary(most);
+                let is_long = taken < text.len();
+                word.push_str(&text[..taken]);
+                buffer.consume_to(buffer.position() + taken);
+                if is_long { Err(Break::Malformed) } else { Ok(matches!(found, Search::Found { .. })) }
             });
-            match is_found {
-                _ if word.len() > MAX_NAME => return Err(Break::Malformed),
+            match is_whole? {
                 true => return Ok(word),
                 false => self.more().await?,
             }

@@ -140,9 +140,22 @@ impl Buffer {
 
     /// Looks for the first marker of a set from the present position on.
     pub fn search(&mut self, markers: &Markers) -> Search {
+        self.search_to(self.text.len(), markers)
+    }
+
+    /// Looks for the first marker of a set that has at most `bytes` bytes before it, and not further.
+    pub fn search_near(&mut self, bytes: usize, markers: &Markers) -> Search {
+        // Markers begin with a character, so one behind the next border is too far.
+        let last = self.at + self.rest().floor_char_boundary(bytes);
+        let to = self.text.len().min(last + self.text[last..].chars().next().map_or(0, char::len_utf8));
+        self.search_to(to, markers)
+    }
+
+    /// Looks for the first marker of a set that begins before the offset `to`.
+    fn search_to(&mut self, to: usize, markers: &Markers) -> Search {
         let bytes = self.text.as_bytes();
         let from = self.at;
-        let starts = (from..bytes.len()).filter(|&start| markers.firsts[usize::from(bytes[start])]);
+        let starts = (from..to).filter(|&start| markers.firsts[usize::from(bytes[start])]);
         for start in starts {
             match self.match_at(start, markers) {
                 Match::Whole { marker, end } => {
@@ -150,14 +163,14 @@ impl Buffer {
                     return Search::Found { marker, start, end };
                 }
                 Match::Undecided => {
-                    self.examined += (self.text.len() - from) as u64;
+                    self.examined += (to - from) as u64;
                     return Search::None { from: start };
                 }
                 Match::No => {}
             }
         }
-        self.examined += (self.text.len() - from) as u64;
-        Search::None { from: self.text.len() }
+        self.examined += (to - from) as u64;
+        Search::None { from: to }
     }
 
     /// Compares the text at the present position with the markers of a set.

@@ -90,6 +90,21 @@ fn an_output_that_ends_anywhere_gives_the_same_events() {
     }
 }
 
+/// A text that exceeds a bound breaks its call at the same byte, wherever it stands and however it arrives.
+#[test]
+fn a_text_beyond_a_bound_gives_the_same_events() {
+    for sample in SAMPLES {
+        for (length, step, cut) in [(1_500, 5, 1), (70_000, 37, 999)] {
+            let long: String = "xü<".chars().cycle().take(length).collect();
+            for (at, _) in sample.output.char_indices().step_by(step) {
+                let (before, behind) = sample.output.split_at(at);
+                let output = format!("{before}{long}{behind}");
+                check(sample.format, sample.reasoning, &[], &output, &|number| number % cut == 0);
+            }
+        }
+    }
+}
+
 /// Pieces of outputs, right and wrong: markers, names, JSON, text.
 fn fragments() -> Vec<&'static str> {
     let others = [
