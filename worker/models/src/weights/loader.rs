@@ -99,11 +99,6 @@ impl<'a, D: Device> Loader<'a, D> {
         self.device
     }
 
-    /// Returns the stored type of a tensor.
-    pub fn dtype(&self, spec: &TensorSpec) -> Result<WeightType, LoadError> {
-        self.source.check(spec)
-    }
-
     /// Loads several matrices as one matrix, one below another.
     pub fn matrix(&mut self, specs: &[&TensorSpec]) -> Result<D::Matrix, LoadError> {
         self.load_matrix(&self.windows(specs), Use::Matrix)
