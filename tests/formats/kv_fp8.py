@@ -18,6 +18,8 @@ from safetensors.torch import load_file, save_file
 import make_goldens
 
 LARGEST = 448.0
+# A distance beyond the error of sums in f32, and the number of prompts among which one is looked for.
+FAR_ENOUGH, ATTEMPTS = 1e-6, 30
 # The names of scales by model. None: there are none, and all are 1.
 NAMES = {
     "llama3": ("k_scale", "v_scale"),
@@ -29,9 +31,18 @@ NAMES = {
 }
 
 
+# For each call of `rounded`: the least distance of a number from the middle between two floats, relative to the number
+# or to the root mean square of its head, whichever is larger.
+distances = []
+
+
 def rounded(x, scale):
-    stored = (x / scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
-    return stored.to(torch.float32) * scale
+    y = (x / scale).clamp(-LARGEST, LARGEST)
+    stored = y.to(torch.float8_e4m3fn).to(torch.float32)
+    unit = torch.exp2(y.abs().clamp(min=2.0**-6).log2().floor() - 3)
+    off = ((y.abs() / unit) % 1 - 0.5).abs() * unit / torch.maximum(y.abs(), y.square().mean(-1, keepdim=True).sqrt())
+    distances.append(off.min().item())
+    return stored * scale
 
 
 class Fp8Cache(tf.DynamicCache):
@@ -64,17 +75,26 @@ def golden(out, model):
     reference = tf.AutoModelForCausalLM.from_pretrained(
         source, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager").eval()
     make_goldens.new_cache = lambda model: Fp8Cache(scales, config=make_goldens.core(model).config)
-    rng_of = lambda n: np.random.default_rng([0, zlib.crc32(f"{model}/{n}".encode())])
-    cases = {}
+    cases, closest = {}, 1.0
     for n in make_goldens.LENGTHS:
-        case = make_goldens.run_case(reference, rng_of(n).integers(0, make_goldens.TEXT, n))
+        # A number in the middle between two floats may be rounded to the other one elsewhere, where the sums of f32
+        # before it have another order, and everything after it differs. So the prompt is one without such a number.
+        prompts = []
+        for attempt in range(ATTEMPTS):
+            ids = np.random.default_rng([attempt, zlib.crc32(f"{model}/{n}".encode())]).integers(0, make_goldens.TEXT, n)
+            distances.clear()
+            case = make_goldens.run_case(reference, ids)
+            prompts.append((min(distances), attempt, case))
+            if min(distances) > FAR_ENOUGH:
+                break
+        distance, _, case = max(prompts, key=lambda prompt: prompt[0])
+        closest = min(closest, distance)
         cases |= {f"t{n}.{k}": v.contiguous().clone() for k, v in case.items()}
     os.makedirs(path, exist_ok=True)
     shutil.copy(f"{source}/config.json", path)
     save_file(state, f"{path}/model.safetensors", metadata={"format": "pt"})
     save_file(cases, f"{path}/goldens.safetensors")
-    plain = load_file(f"{source}/goldens.safetensors")["t300.logits"]
-    print(f"{model:12} {len(scales)} layers with scales, logits {(cases['t300.logits'] - plain).abs().mean():.2e} from f32's", flush=True)
+    print(f"{model:12} {len(scales)} layers with scales, closest middle {closest:.1e}", flush=True)
 
 
 def main():

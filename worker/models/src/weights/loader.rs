@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use tutti_kernels::{
-    Device, DeviceError, HostMatrix, INT4_GROUP, Quantize, QuantizedRows, WeightType, collective::GroupRank,
+    Device, DeviceError, HostMatrix, INT4_GROUP, Quantize, QuantizedRows, collective::GroupRank,
 };
 
 use super::{
