@@ -1,5 +1,5 @@
-//! Floats of type e4m3 (`float8_e4m3fn`): a sign, four bits of exponent with bias 7, and three of mantissa. There are no
-//! infinities (Micikevicius et al., arXiv:2209.05433).
+//! Floats of type e4m3 (`float8_e4m3fn`): a sign, four bits of exponent with bias 7, and three of mantissa. There are
+//! no infinities (Micikevicius et al., arXiv:2209.05433).
 
 /// Largest float.
 const LARGEST: f32 = 448.0;

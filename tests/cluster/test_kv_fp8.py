@@ -1,6 +1,6 @@
-"""KV pages in fp8. Tests that they hold twice as many tokens as pages in bf16, that they are refused where they cannot be
-served, and how far answers are from those over pages in bf16. tests/cluster/test_families.py compares models under every
-condition with transformers."""
+"""KV pages in fp8. Tests that they hold twice as many tokens as pages in bf16, that they are refused where they cannot
+be served, and how far answers are from those over pages in bf16. tests/cluster/test_families.py compares models under
+every condition with transformers."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,8 @@ TEXT = REPO / "docs/scheduling.md"
 
 def tokens_of(cluster):
     """Number of tokens that the pages of all workers hold."""
-    return sum(worker["kv_pages_total"] for worker in cluster.client.get("/cluster").json()["workers"]) * 16
+    workers = [worker for of in cluster.client.get("/cluster/state").json()["conductors"] for worker in of["workers"]]
+    return sum(worker["kv_pages_total"] for worker in workers) * 16
 
 
 def test_pages_hold_twice_as_many_tokens_as_in_bf16(start, figure):
@@ -32,10 +33,10 @@ def test_pages_hold_twice_as_many_tokens_as_in_bf16(start, figure):
 
 def test_what_cannot_be_served_is_refused_by_name(tmp_path):
     for flags, words in [
-        (("--device", "sim"), ["kv_cache_dtype", "fp8", "sim"]),
-        (("--kv-cache-dtype", "int8"), ["--kv-cache-dtype", "int8", "fp8"]),
+        (("fp8", "--device", "sim"), ["kv_cache_dtype", "fp8", "sim"]),
+        (("int8",), ["--kv-cache-dtype", "int8", "fp8"]),
     ]:
-        code, log = run_to_exit("conductor", [*QWEN3, "--kv-cache-dtype", "fp8", *flags], tmp_path)
+        code, log = run_to_exit("conductor", [*QWEN3, "--kv-cache-dtype", *flags], tmp_path)
         assert code != 0 and all(word in log for word in words), log
 
 

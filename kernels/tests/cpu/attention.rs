@@ -406,8 +406,8 @@ fn batch_mates_change_no_bit() {
     }
 }
 
-/// Pages in fp8 give the bits of pages in bfloat16 that hold the same numbers: keys and values are rounded to e4m3, ties
-/// to even, after a division by the scale.
+/// Pages in fp8 give the bits of pages in bfloat16 that hold the same numbers: keys and values are rounded to e4m3,
+/// ties to even, after a division by the scale.
 #[test]
 fn fp8_pages_hold_numbers_that_are_rounded_to_e4m3() {
     for (name, mut device) in devices("numbers of fp8") {

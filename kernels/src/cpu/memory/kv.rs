@@ -198,7 +198,8 @@ impl KvPool {
     }
 }
 
-/// Refuses scales of pages whose elements have none, scales of another number of layers, and scales that are no factors.
+/// Refuses scales of pages whose elements have none, scales of another number of layers, and scales that are no
+/// factors.
 fn check_scales(shape: &KvShape, scales: &[KvScales]) -> Result<(), DeviceError> {
     let is_factor = |scale: f32| scale.is_finite() && scale > 0.0;
     let fit = match shape.dtype {

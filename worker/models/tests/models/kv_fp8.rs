@@ -1,5 +1,5 @@
-//! Tests of keys and values in fp8: against transformers with a cache that rounds in the same way, their independence of
-//! batches and chunks, the transfer of their pages, and the scales of checkpoints.
+//! Tests of keys and values in fp8: against transformers with a cache that rounds in the same way, their independence
+//! of batches and chunks, the transfer of their pages, and the scales of checkpoints.
 
 use std::{fs, path::Path};
 
@@ -131,8 +131,8 @@ fn chunks_and_batch_mates_change_no_bit_in_any_type_of_weights() {
             let alone: Vec<_> =
                 prompts.iter().flat_map(|prompt| generate(&mut *model, &[prompt], usize::MAX, 8)).collect();
             for chunk in [1, 7, 64, usize::MAX] {
-                let together = generate(&mut *model, &prompts, chunk, 8);
-                assert!(bits(&together) == bits(&alone), "{changes}: chunks of {chunk} differ");
+                let batched = generate(&mut *model, &prompts, chunk, 8);
+                assert!(bits(&batched) == bits(&alone), "{changes}: chunks of {chunk} differ");
             }
         }
     }
