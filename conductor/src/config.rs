@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use tutti_runtime::{Error, memory, token::Token};
 use tutti_settings::{
-    ByteSize, CpuIsa, DeviceSettings, LoadFormat, MAX_RANKS, Quantize, TensorParallelSettings, WorkerSettings,
+    ByteSize, CpuIsa, DeviceSettings, KvCacheDtype, LoadFormat, MAX_RANKS, Quantize, TensorParallelSettings,
+    WorkerSettings,
 };
 pub use tutti_settings::{ConductorSettings, DeviceChoice};
 
@@ -43,6 +44,11 @@ fn check_simulated(settings: &ConductorSettings) -> Result<(), Error> {
     if quantize != Quantize::None {
         let message = format!("is {quantize}, but device sim holds no weights to quantise");
         return Err(Error::invalid("quantize", message));
+    }
+    if settings.engine.kv_cache_dtype != KvCacheDtype::Auto {
+        let message =
+            format!("is {}, but device sim holds no keys and values", settings.engine.kv_cache_dtype);
+        return Err(Error::invalid("kv_cache_dtype", message));
     }
     if settings.device.cpu_isa != CpuIsa::Auto {
         return Err(Error::invalid("cpu_isa", "names instructions of a CPU, but device sim runs none"));

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use tutti_kernels::cpu::{CpuDevice, Isa, Planes, Tensor, Weights};
 use tutti_kernels::{
-    Attention, AttentionShape, Dense, Device, DeviceError, HeadNorms, HostMatrix, KvShape, Linear, PageId,
-    PagedAttention, PlanesShape, Quantize, RopeFrequencies, Rotary, RotateAndStore, RowInputs, SampleRow,
-    Sampler, SamplingParams, SlotId, StepInputs, StepResults, WeightType,
+    Attention, AttentionShape, Dense, Device, DeviceError, HeadNorms, HostMatrix, KvShape, KvType, Linear,
+    PageId, PagedAttention, PlanesShape, Quantize, RopeFrequencies, Rotary, RotateAndStore, RowInputs,
+    SampleRow, Sampler, SamplingParams, SlotId, StepInputs, StepResults, WeightType,
 };
 
 const HIDDEN: usize = 1024;
@@ -56,7 +56,9 @@ fn main() -> Result<(), DeviceError> {
     for dtype in [WeightType::Bf16, WeightType::F32] {
         bench.products(dtype)?;
     }
-    for dtype in [WeightType::Bf16, WeightType::F32] {
+    for dtype in
+        [KvType::Full(WeightType::Bf16), KvType::Fp8(WeightType::Bf16), KvType::Full(WeightType::F32)]
+    {
         for (rows, context) in [(1, 512), (4, 512), (16, 512), (1, 4096), (4, 4096), (16, 4096)] {
             let rows = vec![(context - 1, 1); rows];
             bench.attention(dtype, &format!("{} decodes at {context}", rows.len()), &rows)?;
@@ -164,14 +166,13 @@ impl Bench {
 
     /// Measures rotation, storing and attention for the rows of a step, each (number of earlier tokens, number of
     /// computed tokens). The layers take turns and exceed the caches, so that pages are read from memory.
-    fn attention(
-        &mut self,
-        dtype: WeightType,
-        what: &str,
-        rows: &[(usize, usize)],
-    ) -> Result<(), DeviceError> {
+    fn attention(&mut self, dtype: KvType, what: &str, rows: &[(usize, usize)]) -> Result<(), DeviceError> {
         const PAGE: usize = 16;
-        let what = format!("{dtype:?} attention, {what}");
+        let name = match dtype {
+            KvType::Full(dtype) => format!("{dtype:?}"),
+            KvType::Fp8(_) => "Fp8".into(),
+        };
+        let what = format!("{name} attention, {what}");
         if !what.contains(&self.only) {
             return Ok(());
         }
@@ -244,7 +245,7 @@ impl Bench {
             // q and k are read and written, v is read; k and v are written to pages.
             let (q, k) = (SHAPE.heads * SHAPE.head_dim, SHAPE.kv_heads * SHAPE.head_dim);
             let bytes = tokens * ((2 * q + 3 * k) * size_of::<f32>() + 2 * k * dtype.bytes());
-            self.figure(format!("{dtype:?} rotate and store, 512 tokens"), time, bytes as f64, "GB/s");
+            self.figure(format!("{name} rotate and store, 512 tokens"), time, bytes as f64, "GB/s");
         }
         Ok(())
     }

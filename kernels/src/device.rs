@@ -28,7 +28,7 @@ pub use self::delta_rule::{DeltaRule, DeltaShape, GatedDelta, GatedNorm};
 pub use self::dense::{Dense, Embed, GateUp, Linear, Norm, VocabularyShard};
 pub(crate) use self::experts::MixSizes;
 pub use self::experts::{ExpertBuffers, Experts, MixExperts, Routing};
-pub use self::planes::{KvShape, PlanesShape};
+pub use self::planes::{KvScales, KvShape, KvType, PlanesShape};
 pub use self::quantized::{GroupOffsets, INT4_GROUP, OffsetKind, QuantizedRows, QuantizedType, ScaleType};
 pub use self::recurrence::{DecayedSum, Recurrence};
 pub use self::rotary::{RopeFrequencies, Rotary};

@@ -10,6 +10,7 @@ pub mod collective;
 pub mod cpu;
 pub mod cuda;
 mod device;
+pub mod e4m3;
 mod recorder;
 mod sampling;
 mod step;
@@ -17,9 +18,9 @@ mod step;
 pub use device::{
     Argmax, Attention, AttentionShape, Collectives, DecayedSum, DeltaRule, DeltaShape, Dense, Device,
     DeviceError, DeviceLimits, Embed, ExpertBuffers, Experts, GateUp, GatedDelta, GatedNorm, GatheredRows,
-    GraphId, GroupOffsets, HeadNorms, HostMatrix, INT4_GROUP, KvShape, Linear, MixExperts, Norm, OffsetKind,
-    PagedAttention, PlanesShape, Quantize, QuantizedRows, QuantizedType, Recurrence, RopeFrequencies, Rotary,
-    RotateAndStore, Routing, Sampler, ScaleType, VocabularyShard, WeightType,
+    GraphId, GroupOffsets, HeadNorms, HostMatrix, INT4_GROUP, KvScales, KvShape, KvType, Linear, MixExperts,
+    Norm, OffsetKind, PagedAttention, PlanesShape, Quantize, QuantizedRows, QuantizedType, Recurrence,
+    RopeFrequencies, Rotary, RotateAndStore, Routing, Sampler, ScaleType, VocabularyShard, WeightType,
 };
 pub use recorder::{Observer, Operation, Recorder};
 pub use sampling::{

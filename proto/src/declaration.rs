@@ -78,6 +78,8 @@ pub enum PlaneKind {
         ratio: u32,
         /// Bytes per entry, over all layers.
         bytes_per_entry: u64,
+        /// Type of the elements.
+        element_type: pb::ElementType,
     },
     /// State of a fixed size per request, such as that of a recurrent layer.
     Slot {
@@ -90,7 +92,7 @@ impl PlaneKind {
     /// Bytes per page. 0 for a slot plane. Saturates for a plane that [`ModelDeclaration::new`] refuses.
     pub fn page_bytes(&self) -> u64 {
         match *self {
-            Self::Paged { page_tokens, ratio, bytes_per_entry } => {
+            Self::Paged { page_tokens, ratio, bytes_per_entry, .. } => {
                 u64::from(page_tokens / ratio.max(1)).saturating_mul(bytes_per_entry)
             }
             Self::Slot { .. } => 0,
@@ -328,8 +330,14 @@ impl From<&ModelDeclaration> for pb::ModelDeclaration {
         };
         let plane = |plane: &Plane| {
             let kind = match plane.kind {
-                PlaneKind::Paged { page_tokens, ratio, bytes_per_entry } => {
-                    pb::plane::Kind::Paged(pb::PagedPlane { page_tokens, ratio, bytes_per_entry })
+                PlaneKind::Paged { page_tokens, ratio, bytes_per_entry, element_type } => {
+                    let element_type = element_type.into();
+                    pb::plane::Kind::Paged(pb::PagedPlane {
+                        page_tokens,
+                        ratio,
+                        bytes_per_entry,
+                        element_type,
+                    })
                 }
                 PlaneKind::Slot { bytes } => pb::plane::Kind::Slot(pb::SlotPlane { bytes }),
             };
@@ -360,8 +368,10 @@ impl TryFrom<pb::ModelDeclaration> for ModelDeclaration {
         };
         let plane = |plane: pb::Plane| {
             let kind = match plane.kind {
-                Some(pb::plane::Kind::Paged(pb::PagedPlane { page_tokens, ratio, bytes_per_entry })) => {
-                    PlaneKind::Paged { page_tokens, ratio, bytes_per_entry }
+                Some(pb::plane::Kind::Paged(paged)) => {
+                    let element_type = paged.element_type();
+                    let pb::PagedPlane { page_tokens, ratio, bytes_per_entry, .. } = paged;
+                    PlaneKind::Paged { page_tokens, ratio, bytes_per_entry, element_type }
                 }
                 Some(pb::plane::Kind::Slot(pb::SlotPlane { bytes })) => PlaneKind::Slot { bytes },
                 None => return Err(DeclarationError::NoPlaneKind { plane: plane.name }),

@@ -33,6 +33,8 @@ settings! {
             /// at its start
             kv_cache_memory: Option<ByteSize> = None, unit "SIZE",
                 default "as needed, at most what weights leave of its share of 7/8 of free memory";
+            /// Type of the elements of KV pages
+            kv_cache_dtype: KvCacheDtype = KvCacheDtype::Auto;
             /// Do not keep KV pages for prompts that begin alike
             no_prefix_cache: bool = false;
         }
@@ -104,5 +106,18 @@ choices! {
         /// Pages for its prompt and one token. Output takes pages as it grows. When none is free, the request that is
         /// last in order gives up its pages and computes them again later.
         Optimistic = "optimistic",
+    }
+}
+
+choices! {
+    /// The type in which pages store keys and values.
+    pub enum KvCacheDtype {
+        /// The type of the checkpoint's embedding.
+        Auto = "auto",
+        /// bfloat16.
+        Bf16 = "bf16",
+        /// Floats of eight bits (e4m3) with the checkpoint's scales, or without scales if it has none: half the memory
+        /// of bf16.
+        Fp8 = "fp8",
     }
 }

@@ -52,7 +52,9 @@ pub use commands::{
 pub use conductor::ConductorSettings;
 pub use connections::ConnectionSettings;
 pub use declare::{Choice, Kind, Setting, Settings};
-pub use engine::{Admission, Chunking, DEFAULT_RUNNING_REQUESTS, EngineSettings, PrefillSharing};
+pub use engine::{
+    Admission, Chunking, DEFAULT_RUNNING_REQUESTS, EngineSettings, KvCacheDtype, PrefillSharing,
+};
 pub use faults::{DrainSettings, FaultSettings};
 pub use invalid::Invalid;
 pub use kernels::{KernelSettings, KernelsProcessSettings};

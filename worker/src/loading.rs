@@ -97,6 +97,7 @@ pub(crate) fn load_options(settings: &WorkerSettings) -> LoadOptions {
         dir: settings.model_dir.clone(),
         load_format: settings.weights.load_format,
         quantize: settings.weights.quantize,
+        kv_cache_dtype: settings.engine.kv_cache_dtype,
         max_step_tokens: settings.engine.max_padded_tokens(),
         page_tokens: PAGE_TOKENS,
         expert_parallel: settings.tensor_parallel.ep,

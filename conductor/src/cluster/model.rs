@@ -22,11 +22,41 @@ pub struct ServedModel {
     pub declaration: Arc<ModelDeclaration>,
     /// The walks that prefill and decode text.
     pub walks: TextWalks,
-    /// Layout hash of the planes, and the rank that first declared it. `None` while all loaded workers only encode,
-    /// since such workers have no planes.
-    layout: Option<(u64, Rank)>,
+    /// The planes of the first worker that has any. `None` while all loaded workers only encode, since such workers
+    /// have no planes.
+    planes: Option<HeldPlanes>,
     /// The last request limit below the context that was warned of.
     pub warned_limit: Option<u32>,
+}
+
+/// The planes of a worker.
+#[derive(Clone, Debug)]
+struct HeldPlanes {
+    rank: Rank,
+    /// Hash of the layout that the planes have on the wire.
+    layout_hash: u64,
+    /// The type of each paged plane's elements, by the plane's name.
+    element_types: Vec<(String, pb::ElementType)>,
+}
+
+impl HeldPlanes {
+    fn of(rank: Rank, ready: &pb::Ready) -> Self {
+        let declaration = ready.model.as_ref().and_then(|model| model.declaration.as_ref());
+        let element_type = |plane: &pb::Plane| match &plane.kind {
+            Some(pb::plane::Kind::Paged(paged)) => Some((plane.name.clone(), paged.element_type())),
+            _ => None,
+        };
+        let planes = declaration.into_iter().flat_map(|declaration| &declaration.planes);
+        let element_types = planes.filter_map(element_type).collect();
+        Self { rank, layout_hash: ready.layout_hash, element_types }
+    }
+
+    /// Returns the first plane whose elements are of another type in `other`, and the type there.
+    fn other_type<'a>(&'a self, other: &'a Self) -> Option<(&'a str, [pb::ElementType; 2])> {
+        let types = self.element_types.iter().zip(&other.element_types);
+        let mut unlike = types.filter(|(own, other)| own.1 != other.1);
+        unlike.next().map(|(own, other)| (own.0.as_str(), [own.1, other.1]))
+    }
 }
 
 /// The parts of the model that the validation of a new request needs.
@@ -66,10 +96,10 @@ impl Membership {
                 .map_err(|e| Error::internal(format!("the worker's model declaration is invalid: {e}")))?;
             let walks = TextWalks::of(&declaration)?;
             self.workers.set_roles(roles::roles(&self.limits.topology, &declaration, walks)?);
-            let layout = self.workers.duties(rank).thinks.map(|_| (ready.layout_hash, rank));
+            let planes = self.workers.duties(rank).thinks.map(|_| HeldPlanes::of(rank, ready));
             let (declaration, shared) = (Arc::new(declaration), Arc::new(description.clone()));
             self.model =
-                Some(ServedModel { description: shared, declaration, walks, layout, warned_limit: None });
+                Some(ServedModel { description: shared, declaration, walks, planes, warned_limit: None });
             return Ok(description);
         };
         if of_all_ranks(&first.description) != of_all_ranks(&description) {
@@ -78,14 +108,23 @@ impl Membership {
         if self.workers.duties(rank).thinks.is_none() {
             return Ok(description);
         }
-        let (layout, other) = *first.layout.get_or_insert((ready.layout_hash, rank));
-        if ready.layout_hash != layout && self.workers.has_role(GroupRole::Prefill) {
-            let topology = &self.limits.topology;
+        let own = HeldPlanes::of(rank, ready);
+        let other = first.planes.get_or_insert_with(|| own.clone());
+        let group_of = |rank| self.limits.topology.group_name_of(rank);
+        let (group, other_group) = (group_of(rank), group_of(other.rank));
+        if let Some((plane, [of_own, of_other])) = own.other_type(other) {
+            let [of_own, of_other] = [of_own, of_other].map(|element_type| element_type.as_str_name());
             let message = format!(
-                "group {:?} keeps a request's planes in another layout than group {:?}, so neither could continue the \
-                 other's requests",
-                topology.group_name_of(rank),
-                topology.group_name_of(other)
+                "worker {} of group {group:?} stores the elements of plane {plane:?} as {of_own}, but worker {} of \
+                 group {other_group:?} as {of_other}: a request's answer would depend on its worker",
+                rank.0, other.rank.0
+            );
+            return Err(Error::invalid("kv_cache_dtype", message));
+        }
+        if own.layout_hash != other.layout_hash && self.workers.has_role(GroupRole::Prefill) {
+            let message = format!(
+                "group {group:?} keeps a request's planes in another layout than group {other_group:?}, so neither \
+                 could continue the other's requests"
             );
             return Err(Error::invalid("topology", message));
         }

@@ -134,6 +134,9 @@ fn a_simulated_device_quantises_nothing() {
     assert!(load(&["--quantize=int8", "--device=cpu"]).is_ok());
     let error = load(&["--quantize=int8", "--device=sim"]).unwrap_err();
     assert_eq!(error.field(), Some("quantize"), "{error}");
+    assert!(load(&["--kv-cache-dtype=fp8", "--device=cpu"]).is_ok());
+    let error = load(&["--kv-cache-dtype=fp8", "--device=sim"]).unwrap_err();
+    assert_eq!(error.field(), Some("kv_cache_dtype"), "{error}");
     for other in ["--device=sim", "--load-format=dummy"] {
         let error = load(&["--packed-weights=/tmp", other]).unwrap_err();
         assert_eq!(error.field(), Some("packed_weights"), "{error}");

@@ -115,6 +115,31 @@ async fn two_groups_that_keep_planes_in_different_layouts_are_refused_by_name() 
 }
 
 #[tokio::test]
+async fn workers_that_store_planes_in_different_types_are_refused_by_name() {
+    let of = |element_type: pb::ElementType| {
+        let mut ready = ready();
+        let paged = pb::PagedPlane {
+            page_tokens: 16,
+            ratio: 1,
+            bytes_per_entry: 64,
+            element_type: element_type.into(),
+        };
+        let plane = pb::Plane { name: "kv".into(), kind: Some(pb::plane::Kind::Paged(paged)) };
+        ready.model.as_mut().unwrap().declaration.as_mut().unwrap().planes.push(plane);
+        ready
+    };
+    let bench = Bench::new(topology()).await;
+    let _prefill = bench.ready_with(0, of(pb::ElementType::Bf16)).await;
+    let mut decode = bench.join(1).await;
+    decode.say(ToConductor::Ready(of(pb::ElementType::Fp8))).await;
+    let error = decode.turned_away().await;
+    assert_eq!(error.field(), Some("kv_cache_dtype"), "{error}");
+    for word in [r#"group "back""#, r#"group "front""#, "BF16", "FP8"] {
+        assert!(error.message().contains(word), "{word:?} is not in {error}");
+    }
+}
+
+#[tokio::test]
 async fn a_rank_that_the_topology_does_not_have_is_turned_away() {
     let bench = Bench::new(topology()).await;
     let Err(error) = bench.try_join_with(hello(2), "").await else { panic!("there is no such rank") };

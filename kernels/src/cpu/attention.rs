@@ -14,6 +14,7 @@
 //! page may hold NaN, and 0 * NaN is NaN.
 
 mod dots;
+mod fp8;
 mod kernel;
 mod kv_loop;
 mod panels;
@@ -26,6 +27,7 @@ mod state;
 mod widened;
 
 use self::dots::Dots;
+use self::fp8::{Pages, widened_len};
 use self::kernel::Kernel;
 use self::kv_loop::{KvLoop, Next};
 use self::panels::Strides;
@@ -34,13 +36,13 @@ use self::sight::Sight;
 use self::state::State;
 use self::widened::Widened;
 use crate::cpu::memory::format::{Bf16, F16, F32, Stored};
-use crate::cpu::memory::kv::{KvPool, Layout};
-use crate::cpu::memory::{Buffer, Shared};
+use crate::cpu::memory::kv::{KvData, KvPool, Layout};
+use crate::cpu::memory::{Buffer, Element, Shared};
 use crate::cpu::simd::LANES;
 use crate::cpu::simd::isa::Path;
 use crate::cpu::step::Step;
 use crate::cpu::threads::pool::ThreadPool;
-use crate::{AttentionShape, DeviceError};
+use crate::{AttentionShape, DeviceError, KvType, WeightType};
 
 /// Memory that attention reuses from call to call.
 #[derive(Default)]
@@ -50,13 +52,16 @@ pub(super) struct Scratch {
     floats: Option<Buffer<f32>>,
     /// Partial results of ranges that run as separate tasks.
     partials: Option<Buffer<f32>>,
+    /// One block per thread, converted from fp8.
+    widened: Option<Buffer<u16>>,
 }
 
 impl Scratch {
     /// Size in bytes of the float buffers, without the plan's lists. The size does not change between steps of a model.
     pub(super) fn bytes(&self) -> usize {
         let floats = |buffer: &Option<Buffer<f32>>| buffer.as_ref().map_or(0, |floats| floats.len());
-        (floats(&self.floats) + floats(&self.partials)) * size_of::<f32>()
+        let widened = self.widened.as_ref().map_or(0, |widened| widened.bytes().len());
+        (floats(&self.floats) + floats(&self.partials)) * size_of::<f32>() + widened
     }
 }
 
@@ -79,11 +84,26 @@ pub(super) fn attention(
     scratch: &mut Scratch,
     operands: Attention<'_>,
 ) -> Result<(), DeviceError> {
+    use Pages::{Fp8, Full};
+    let dots = path.dots_bf16();
     match &operands.kv.data {
-        Stored::F32(data) => attend::<Widened<F32>>(path, pool, step, scratch, operands, data),
-        Stored::F16(data) => attend::<Widened<F16>>(path, pool, step, scratch, operands, data),
-        Stored::Bf16(data) if path.dots_bf16() => attend::<Dots>(path, pool, step, scratch, operands, data),
-        Stored::Bf16(data) => attend::<Widened<Bf16>>(path, pool, step, scratch, operands, data),
+        KvData::Full(Stored::F32(data)) => {
+            attend::<Widened<F32>>(path, pool, step, scratch, operands, Full(data))
+        }
+        KvData::Full(Stored::F16(data)) => {
+            attend::<Widened<F16>>(path, pool, step, scratch, operands, Full(data))
+        }
+        KvData::Full(Stored::Bf16(data)) if dots => {
+            attend::<Dots>(path, pool, step, scratch, operands, Full(data))
+        }
+        KvData::Full(Stored::Bf16(data)) => {
+            attend::<Widened<Bf16>>(path, pool, step, scratch, operands, Full(data))
+        }
+        // Dot products of bfloat16 round queries and weights, so only models in bfloat16 use them.
+        KvData::Fp8(data) if dots && operands.kv.shape.dtype == KvType::Fp8(WeightType::Bf16) => {
+            attend::<Dots>(path, pool, step, scratch, operands, Fp8(data))
+        }
+        KvData::Fp8(data) => attend::<Widened<Bf16>>(path, pool, step, scratch, operands, Fp8(data)),
     }
 }
 
@@ -94,14 +114,20 @@ fn attend<K: Kernel>(
     step: &Step,
     scratch: &mut Scratch,
     operands: Attention<'_>,
-    data: &[K::Raw],
+    pages: Pages<'_, K::Raw>,
 ) -> Result<(), DeviceError> {
     const { assert!(RANGE.is_multiple_of(K::BLOCK) && K::BLOCK <= kernel::MOST_PANELS * LANES) };
     let Attention { qkv, shape, kv, layer, out } = operands;
     let threads = pool.threads();
     let sight = Sight { window: shape.window };
     let state_floats = State::floats(plan::most_queries(&shape), shape.head_dim, K::BLOCK);
-    let Scratch { plan, floats, partials } = scratch;
+    let scales = kv.scales(layer);
+    let Scratch { plan, floats, partials, widened } = scratch;
+    let widened_len = match pages {
+        Pages::Full(_) => 0,
+        Pages::Fp8(_) => widened_len(K::BLOCK, shape.head_dim),
+    };
+    let widened = Shared::new(grown(widened, threads * widened_len)?);
     let floats = grown(floats, threads * state_floats)?;
     let partials = grown(partials, if threads > 1 { plan::MOST_PARTIALS } else { 0 })?;
     plan.make(step, &shape, threads, K::MOST_HEADS);
@@ -115,6 +141,8 @@ fn attend<K: Kernel>(
         // SAFETY: each thread accesses only its own range of `floats`, and runs one task at a time.
         let floats = unsafe { floats.slice_mut(thread * state_floats, state_floats) };
         let queries = piece.kv_heads * piece.tile.tokens * (shape.heads / shape.kv_heads);
+        // SAFETY: each thread accesses only its own range of `widened`, and runs one task at a time.
+        let widened = unsafe { widened.slice_mut(thread * widened_len, widened_len) };
         let state = State::new(floats, queries, shape.head_dim, K::BLOCK);
         let table = step.block_table(row);
         let (partials, out) = (&partials, &out);
@@ -135,7 +163,9 @@ fn attend<K: Kernel>(
                 partials,
                 shape,
                 sight,
-                data,
+                pages,
+                scales,
+                widened,
                 layout,
                 strides,
                 row,
@@ -150,7 +180,7 @@ fn attend<K: Kernel>(
 }
 
 /// Returns the buffer, grown to at least `wanted` elements.
-fn grown(buffer: &mut Option<Buffer<f32>>, wanted: usize) -> Result<&mut Buffer<f32>, DeviceError> {
+fn grown<T: Element>(buffer: &mut Option<Buffer<T>>, wanted: usize) -> Result<&mut Buffer<T>, DeviceError> {
     let buffer = match buffer.take().filter(|buffer| buffer.len() >= wanted) {
         Some(enough) => buffer.insert(enough),
         None => buffer.insert(Buffer::zeroed(wanted, "attention scratch")?),

@@ -44,6 +44,12 @@ pub(super) fn e4m3(code: u8) -> f32 {
     if code & 0x80 == 0 { magnitude } else { -magnitude }
 }
 
+/// The bits that turn an e4m3, whose exponent and mantissa are in the place of those of a bfloat16, into its number
+/// unless it is subnormal.
+const E4M3_BF16_BIAS: i16 = (127 - 7) << 7;
+/// The bfloat16 of the e4m3 that are not above the largest subnormal one, by their lowest three bits.
+const E4M3_BF16_SUBNORMAL: [i16; 8] = [0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60];
+
 /// A piece of code that is compiled once for each instruction path.
 pub(super) trait Op {
     type Output;
@@ -212,6 +218,12 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     /// Returns the lowest byte of each word, as a float with four bits of exponent (e4m3). The result is unspecified
     /// for NaN.
     fn widen_e4m3(self, words: Self::I) -> Self::F;
+    /// Converts thirty-two floats with four bits of exponent (e4m3) to bfloat16, exactly. A NaN stays one.
+    ///
+    /// # Safety
+    ///
+    /// Thirty-two bytes are readable at `from`, and thirty-two u16 are writable at `to`.
+    unsafe fn e4m3_to_bf16(self, from: *const u8, to: *mut u16);
 
     /// Loads thirty-two i16, two per lane.
     ///

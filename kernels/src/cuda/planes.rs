@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use super::context::Gpu;
 use super::memory::{DeviceBuffer, DevicePointer, PinnedBuffer};
-use crate::{AttentionShape, DeviceError, KvShape, PageId, PlanesShape, SlotCopy, SlotId};
+use crate::{
+    AttentionShape, DeviceError, KvShape, KvType, PageId, PlanesShape, SlotCopy, SlotId, WeightType,
+};
 
 /// The name of the layout of pages. Workers exchange pages only if their layouts have the same name.
 pub(super) const FORMAT: &str = "cuda: rows of keys, then rows of values";
@@ -36,6 +38,7 @@ impl Planes {
     pub(super) fn new(gpu: &Arc<Gpu>, shape: &PlanesShape) -> Result<Self, DeviceError> {
         let kv = shape.kv.map(|kv| {
             check_head(kv.head_dim)?;
+            stored_type(&kv)?;
             if kv.page_tokens == 0 {
                 return Err(DeviceError::Unsupported("KV pages without tokens".to_owned()));
             }
@@ -216,6 +219,14 @@ fn check_head(head_dim: usize) -> Result<(), DeviceError> {
     Err(DeviceError::Unsupported(format!(
         "heads of {head_dim} elements: a multiple of {HEAD_UNIT} up to {MAX_HEAD} is needed"
     )))
+}
+
+/// Returns the type in which pages store keys and values. Refuses fp8, for which there are no kernels.
+pub(super) fn stored_type(shape: &KvShape) -> Result<WeightType, DeviceError> {
+    match shape.dtype {
+        KvType::Full(dtype) => Ok(dtype),
+        KvType::Fp8(_) => Err(DeviceError::Unsupported("keys and values in fp8 on GPUs".to_owned())),
+    }
 }
 
 fn check_pages(shape: &KvShape, pages: &[PageId]) -> Result<(), DeviceError> {

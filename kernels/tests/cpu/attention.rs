@@ -3,18 +3,26 @@
 
 use tutti_kernels::cpu::{CpuDevice, Isa, Planes};
 use tutti_kernels::{
-    Attention, AttentionShape, Device, HeadNorms, KvShape, PageId, PagedAttention, PlanesShape,
-    RopeFrequencies, Rotary, RotateAndStore, WeightType,
+    Attention, AttentionShape, Device, HeadNorms, KvScales, KvShape, KvType, PageId, PagedAttention,
+    PlanesShape, RopeFrequencies, Rotary, RotateAndStore, WeightType, e4m3,
 };
 
 use crate::support::{Random, Share, assert_near, bits, devices, stored, tensor, try_begin};
+
+const F32: KvType = KvType::Full(WeightType::F32);
+const F16: KvType = KvType::Full(WeightType::F16);
+const BF16: KvType = KvType::Full(WeightType::Bf16);
+/// Fp8 of models in f32 and in bfloat16.
+const FP8: [KvType; 2] = [KvType::Fp8(WeightType::F32), KvType::Fp8(WeightType::Bf16)];
 
 /// The parameters of an attention layer and its pages.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     shape: AttentionShape,
     page_tokens: usize,
-    dtype: WeightType,
+    dtype: KvType,
+    /// The scales of both layers, if keys and values are in fp8.
+    scales: KvScales,
     /// True if q and k have rotation and head norms, as in a real layer. If false, they have neither.
     real: bool,
     /// Number of elements of a head that are rotated.
@@ -25,7 +33,8 @@ impl Case {
     fn new(heads: usize, kv_heads: usize, head_dim: usize) -> Self {
         let scale = (head_dim as f32).powf(-0.5);
         let shape = AttentionShape { heads, kv_heads, head_dim, scale, window: None };
-        Self { shape, page_tokens: 16, dtype: WeightType::F32, real: false, rotated: head_dim }
+        let (dtype, scales) = (F32, KvScales::ONE);
+        Self { shape, page_tokens: 16, dtype, scales, real: false, rotated: head_dim }
     }
 
     fn width(&self) -> usize {
@@ -43,6 +52,9 @@ impl Case {
         (random.normals(self.shape.head_dim, 1.0), random.normals(self.shape.head_dim, 1.0))
     }
 }
+
+/// Scales that are no powers of two.
+const SCALES: KvScales = KvScales { key: 0.013, value: 0.7 };
 
 /// A request: the fused rows of its tokens, and its pages.
 struct Request {
@@ -78,7 +90,9 @@ fn world<'a>(case: Case, device: &'a mut CpuDevice, lengths: &[usize], shuffle: 
         pages: count + 1,
         dtype: case.dtype,
     };
-    let planes = device.planes(&PlanesShape { kv: Some(shape), ..PlanesShape::default() }).unwrap();
+    let kv_scales = if case.scales == KvScales::ONE { vec![] } else { vec![case.scales; shape.layers] };
+    let planes = PlanesShape { kv: Some(shape), kv_scales, ..PlanesShape::default() };
+    let planes = device.planes(&planes).unwrap();
     let mut pages: Vec<PageId> = (1..=count as u32).map(PageId).collect();
     let mut random = Random::new(shuffle);
     (0..count).for_each(|i| pages.swap(i, random.below(count)));
@@ -176,7 +190,12 @@ fn reference(case: &Case, qkv: &[f32]) -> Vec<f64> {
     let AttentionShape { heads, kv_heads, head_dim, scale, window } = case.shape;
     let (width, length) = (case.width(), qkv.len() / case.width());
     let (q_weight, k_weight) = case.norm_weights();
-    let keep = |x: f64| f64::from(stored(case.dtype, x as f32));
+    let keep = |x: f64, scale: f32| {
+        f64::from(match case.dtype {
+            KvType::Full(dtype) => stored(dtype, x as f32),
+            KvType::Fp8(_) => e4m3::value(e4m3::nearest(x as f32 / scale)) * scale,
+        })
+    };
     let part = |token: usize, head: usize| &qkv[token * width + head * head_dim..][..head_dim];
     let mut out = Vec::new();
     for token in 0..length {
@@ -187,7 +206,8 @@ fn reference(case: &Case, qkv: &[f32]) -> Vec<f64> {
             let scores: Vec<f64> = (first..=token)
                 .map(|key| {
                     let k = turned(case, part(key, heads + kv_head), &k_weight, key);
-                    q.iter().zip(&k).map(|(q, &k)| q * keep(k)).sum::<f64>() * f64::from(scale)
+                    q.iter().zip(&k).map(|(q, &k)| q * keep(k, case.scales.key)).sum::<f64>()
+                        * f64::from(scale)
                 })
                 .collect();
             let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -196,7 +216,9 @@ fn reference(case: &Case, qkv: &[f32]) -> Vec<f64> {
             for (key, score) in (first..=token).zip(&scores) {
                 let v = part(key, heads + kv_heads + kv_head);
                 let weight = (score - largest).exp() / total;
-                sums.iter_mut().zip(v).for_each(|(sum, &v)| *sum += weight * keep(f64::from(v)));
+                sums.iter_mut()
+                    .zip(v)
+                    .for_each(|(sum, &v)| *sum += weight * keep(f64::from(v), case.scales.value));
             }
             out.extend(sums);
         }
@@ -214,8 +236,12 @@ fn attention_is_that_of_double_precision() {
             (Case { page_tokens: 48, real: true, ..Case::new(4, 2, 128) }, 100),
             (Case { real: true, rotated: 32, ..Case::new(4, 2, 128) }, 70),
             (Case { real: true, rotated: 10, ..Case::new(2, 1, 48) }, 70),
-            (Case { dtype: WeightType::Bf16, ..Case::new(4, 2, 32) }, 140),
-            (Case { dtype: WeightType::F16, page_tokens: 64, ..Case::new(2, 1, 48) }, 80),
+            (Case { dtype: BF16, ..Case::new(4, 2, 32) }, 140),
+            (Case { dtype: F16, page_tokens: 64, ..Case::new(2, 1, 48) }, 80),
+            (Case { dtype: FP8[0], scales: SCALES, ..Case::new(4, 2, 32) }, 140),
+            (Case { dtype: FP8[0], page_tokens: 32, ..Case::new(3, 1, 48) }, 80),
+            (Case { dtype: FP8[1], scales: SCALES, ..Case::new(4, 2, 32) }, 140),
+            (Case { dtype: FP8[1], real: true, ..Case::new(4, 2, 128) }, 140),
         ] {
             for window in [None, Some(1), Some(5), Some(64), Some(100)] {
                 let mut case = case;
@@ -223,7 +249,12 @@ fn attention_is_that_of_double_precision() {
                 let mut world = world(case, &mut device, &[length], 1);
                 world.finish(0, length);
                 // A key near a rounding boundary of its storage type may be rounded to the other side.
-                let tolerance = if case.real || case.dtype == WeightType::F32 { 3e-6 } else { 5e-3 };
+                let tolerance = match case.dtype {
+                    KvType::Fp8(_) if case.real => 5e-2,
+                    F32 | KvType::Fp8(WeightType::F32) => 3e-6,
+                    _ if case.real => 3e-6,
+                    _ => 5e-3,
+                };
                 let want = reference(&case, &world.requests[0].qkv);
                 assert_near(&format!("{name} {case:?}"), &world.requests[0].out, &want, tolerance);
             }
@@ -236,12 +267,12 @@ fn attention_is_that_of_double_precision() {
 #[test]
 fn long_contexts_are_those_of_double_precision() {
     const LENGTH: usize = 1100;
-    for dtype in [WeightType::F32, WeightType::Bf16] {
+    for dtype in [F32, BF16, FP8[0], FP8[1]] {
         for window in [None, Some(20), Some(512), Some(700)] {
             let mut case = Case { dtype, ..Case::new(2, 1, 16) };
             case.shape.window = window;
             let want = reference(&case, &numbers(&case, LENGTH));
-            let tolerance = if dtype == WeightType::F32 { 3e-6 } else { 5e-3 };
+            let tolerance = if [F32, FP8[0]].contains(&dtype) { 3e-6 } else { 5e-3 };
             for (name, mut device) in devices("long contexts") {
                 let mut world = world(case, &mut device, &[LENGTH], 1);
                 world.step(&[(0, 1030)]);
@@ -257,8 +288,10 @@ fn long_contexts_are_those_of_double_precision() {
 #[test]
 fn threads_and_ranges_change_no_bit() {
     for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
-        for (heads, kv_heads, window) in [(4, 2, None), (6, 1, Some(900)), (1, 1, Some(30))] {
-            let mut case = Case { dtype: WeightType::Bf16, ..Case::new(heads, kv_heads, 32) };
+        for (heads, kv_heads, window, dtype) in
+            [(4, 2, None, BF16), (4, 2, None, FP8[1]), (6, 1, Some(900), BF16), (1, 1, Some(30), BF16)]
+        {
+            let mut case = Case { dtype, ..Case::new(heads, kv_heads, 32) };
             case.shape.window = window;
             let run = |threads: usize, chunk: usize, with_mate: bool| {
                 let mut device = CpuDevice::new(threads, isa).unwrap();
@@ -287,8 +320,10 @@ fn threads_and_ranges_change_no_bit() {
 #[test]
 fn what_a_window_has_left_behind_is_never_read() {
     for (name, mut device) in devices("left behind") {
-        for window in [1, 16, 50, 64, 600] {
-            let mut case = Case { dtype: WeightType::Bf16, ..Case::new(4, 2, 32) };
+        for (window, dtype) in
+            [1, 16, 50, 64, 600].into_iter().flat_map(|window| [(window, BF16), (window, FP8[1])])
+        {
+            let mut case = Case { dtype, ..Case::new(4, 2, 32) };
             case.shape.window = Some(window);
             let whole = world(case, &mut device, &[800, 16], 1).finish(0, 800);
             for chunk in [1, 30] {
@@ -302,7 +337,10 @@ fn what_a_window_has_left_behind_is_never_read() {
                     world.requests[0].pages[..behind].fill(poison);
                     world.step(&[(0, chunk.min(800 - done))]);
                 }
-                assert!(bits(&world.requests[0].out) == whole, "{name}: window {window}, chunks of {chunk}");
+                assert!(
+                    bits(&world.requests[0].out) == whole,
+                    "{name} {dtype}: window {window}, chunks of {chunk}"
+                );
             }
         }
     }
@@ -312,7 +350,7 @@ fn what_a_window_has_left_behind_is_never_read() {
 #[test]
 fn chunking_changes_no_bit() {
     for (name, mut device) in devices("chunking") {
-        for dtype in [WeightType::F32, WeightType::Bf16] {
+        for dtype in [F32, BF16, FP8[0], FP8[1]] {
             for window in [None, Some(7), Some(64), Some(130)] {
                 for (heads, kv_heads, head_dim) in [(4, 2, 32), (7, 1, 16), (2, 2, 128)] {
                     let mut case = Case { dtype, real: true, ..Case::new(heads, kv_heads, head_dim) };
@@ -365,6 +403,52 @@ fn batch_mates_change_no_bit() {
                 assert!(bits(&request.out) == alone[index], "{name}: request {index}, seed {seed}");
             }
         }
+    }
+}
+
+/// Pages in fp8 give the bits of pages in bfloat16 that hold the same numbers: keys and values are rounded to e4m3,
+/// ties to even, after a division by the scale.
+#[test]
+fn fp8_pages_hold_numbers_that_are_rounded_to_e4m3() {
+    for (name, mut device) in devices("numbers of fp8") {
+        for scales in [KvScales::ONE, KvScales { key: 1.0 / 512.0, value: 1.0 / 256.0 }] {
+            let case = Case { dtype: FP8[1], scales, ..Case::new(6, 2, 64) };
+            let mut fp8 = world(case, &mut device, &[300], 1);
+            // With small scales, some numbers are beyond the largest e4m3. In both cases, some are subnormal.
+            let spread = |(i, x): (usize, &mut f32)| *x *= [1.0, 1e-2, 1e-4, 1.0][i % 4];
+            fp8.requests[0].qkv.chunks_mut(case.width()).for_each(|token| {
+                token[6 * 64..].iter_mut().enumerate().for_each(spread);
+            });
+            let mut rounded = fp8.requests[0].qkv.clone();
+            let got = fp8.finish(0, 40);
+            for token in rounded.chunks_mut(case.width()) {
+                let (keys, values) = token[6 * 64..].split_at_mut(2 * 64);
+                for (numbers, scale) in [(keys, scales.key), (values, scales.value)] {
+                    for x in numbers {
+                        *x = e4m3::value(e4m3::nearest(*x / scale)) * scale;
+                    }
+                }
+            }
+            let case = Case { dtype: BF16, scales: KvScales::ONE, ..case };
+            let mut bf16 = world(case, &mut device, &[300], 1);
+            bf16.requests[0].qkv = rounded;
+            assert!(got == bf16.finish(0, 40), "{name} {scales:?}");
+            assert!(!got.iter().any(|&bits| f32::from_bits(bits).is_nan()), "{name} {scales:?}");
+        }
+    }
+}
+
+/// A NaN in fp8 stays one, so that the row's logits are refused.
+#[test]
+fn a_nan_in_fp8_reaches_the_result() {
+    for (name, mut device) in devices("NaN in fp8") {
+        let case = Case { dtype: FP8[1], ..Case::new(2, 1, 32) };
+        let mut world = world(case, &mut device, &[20], 1);
+        let width = case.width();
+        world.requests[0].qkv[7 * width + 3 * 32] = f32::NAN;
+        world.step(&[(0, 20)]);
+        let nan: Vec<bool> = world.requests[0].out.chunks(2 * 32).map(|token| token[0].is_nan()).collect();
+        assert!(nan.iter().enumerate().all(|(token, nan)| *nan == (token >= 7)), "{name}: {nan:?}");
     }
 }
 

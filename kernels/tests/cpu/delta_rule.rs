@@ -56,7 +56,11 @@ impl Layer {
             value_heads * self.shape.value_conv_bytes(),
             value_heads * self.shape.memory_bytes(),
         ];
-        PlanesShape { kv: None, slot_bytes: heads.map(|bytes| LAYERS * bytes).to_vec(), slots: SLOTS }
+        PlanesShape {
+            slot_bytes: heads.map(|bytes| LAYERS * bytes).to_vec(),
+            slots: SLOTS,
+            ..PlanesShape::default()
+        }
     }
 }
 

@@ -2,8 +2,8 @@
 
 use tutti_kernels::cpu::{CpuDevice, Isa};
 use tutti_kernels::{
-    Attention, AttentionShape, Dense, Device, DeviceError, Embed, HostMatrix, KvShape, Linear, Norm, PageId,
-    PagedAttention, PlanesShape, Quantize, RowInputs, SlotCopy, SlotId, StepInputs, WeightType,
+    Attention, AttentionShape, Dense, Device, DeviceError, Embed, HostMatrix, KvShape, KvType, Linear, Norm,
+    PageId, PagedAttention, PlanesShape, Quantize, RowInputs, SlotCopy, SlotId, StepInputs, WeightType,
 };
 
 use crate::support::{Share, begin, bytes, devices, matrix, tensor, try_begin};
@@ -63,8 +63,14 @@ fn rounded_weights_are_not_looked_up_and_tables_are_not_multiplied() {
 #[test]
 fn what_cannot_be_had_is_named() {
     let mut device = CpuDevice::new(1, Isa::detect()).unwrap();
-    let shape =
-        KvShape { layers: 1, kv_heads: 1, head_dim: 32, page_tokens: 16, pages: 4, dtype: WeightType::F32 };
+    let shape = KvShape {
+        layers: 1,
+        kv_heads: 1,
+        head_dim: 32,
+        page_tokens: 16,
+        pages: 4,
+        dtype: KvType::Full(WeightType::F32),
+    };
     let mut planes =
         |kv: KvShape| device.planes(&PlanesShape { kv: Some(kv), ..PlanesShape::default() }).map(drop);
     planes(shape).unwrap();
@@ -84,13 +90,20 @@ fn what_cannot_be_had_is_named() {
 }
 
 fn kv_shape() -> KvShape {
-    KvShape { layers: 1, kv_heads: 1, head_dim: 16, page_tokens: 16, pages: 4, dtype: WeightType::F32 }
+    KvShape {
+        layers: 1,
+        kv_heads: 1,
+        head_dim: 16,
+        page_tokens: 16,
+        pages: 4,
+        dtype: KvType::Full(WeightType::F32),
+    }
 }
 
 #[test]
 fn a_step_is_refused_before_anything_runs() {
     let mut device = CpuDevice::new(1, Isa::detect()).unwrap();
-    let shape = PlanesShape { kv: Some(kv_shape()), slot_bytes: vec![4], slots: 4 };
+    let shape = PlanesShape { kv: Some(kv_shape()), slot_bytes: vec![4], slots: 4, ..PlanesShape::default() };
     let mut planes = device.planes(&shape).unwrap();
     for slot in 1..4 {
         device.write_slot(&mut planes, SlotId(slot), &[slot as u8; 4]).unwrap();
@@ -156,7 +169,8 @@ fn a_step_is_refused_before_anything_runs() {
 #[test]
 fn copies_run_in_order_before_the_step() {
     let mut device = CpuDevice::new(1, Isa::detect()).unwrap();
-    let mut planes = device.planes(&PlanesShape { kv: None, slot_bytes: vec![2, 5], slots: 4 }).unwrap();
+    let mut planes =
+        device.planes(&PlanesShape { slot_bytes: vec![2, 5], slots: 4, ..PlanesShape::default() }).unwrap();
     for slot in 1..4 {
         device.write_slot(&mut planes, SlotId(slot), &[slot as u8; 7]).unwrap();
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use tutti_kernels::{
     Argmax, Attention, AttentionShape, Collectives, Dense, Device, DeviceError, Embed, HostMatrix, KvShape,
-    Linear, Norm, Observer, Operation, PageId, PagedAttention, PlanesShape, Quantize, Recorder,
+    KvType, Linear, Norm, Observer, Operation, PageId, PagedAttention, PlanesShape, Quantize, Recorder,
     RopeFrequencies, Rotary, RotateAndStore, RowInputs, SampleRow, Sampler, SamplingParams, SlotId,
     StepInputs, StepResults, WeightType,
     cpu::{CpuDevice, Isa},
@@ -45,9 +45,20 @@ fn layer<D: Dense + PagedAttention + Collectives + Sampler>(
     device: &mut D,
 ) -> Result<(Vec<f32>, StepResults), DeviceError> {
     let mut random = Random::new(3);
-    let kv =
-        KvShape { layers: 1, kv_heads: 1, head_dim: 16, page_tokens: 16, pages: 3, dtype: WeightType::Bf16 };
-    let mut planes = device.planes(&PlanesShape { kv: Some(kv), slot_bytes: vec![8], slots: 3 })?;
+    let kv = KvShape {
+        layers: 1,
+        kv_heads: 1,
+        head_dim: 16,
+        page_tokens: 16,
+        pages: 3,
+        dtype: KvType::Full(WeightType::Bf16),
+    };
+    let mut planes = device.planes(&PlanesShape {
+        kv: Some(kv),
+        slot_bytes: vec![8],
+        slots: 3,
+        ..PlanesShape::default()
+    })?;
     let mut matrix = |device: &mut D, rows: usize, columns: usize| {
         let values = bytes(WeightType::F32, &random.normals(rows * columns, 0.3));
         let source = tutti_kernels::HostMatrix::new(&values, WeightType::F32, rows, columns);

@@ -1,7 +1,7 @@
 //! Tests rotation, the storing of keys and values in pages, and attention against the CPU device.
 
 use tutti_kernels::{
-    Attention, AttentionShape, Device, HeadNorms, KvShape, PageId, PagedAttention, PlanesShape,
+    Attention, AttentionShape, Device, HeadNorms, KvShape, KvType, PageId, PagedAttention, PlanesShape,
     RopeFrequencies, Rotary, RotateAndStore, RowInputs, SlotId, StepInputs, WeightType,
 };
 
@@ -37,7 +37,8 @@ impl Chunks {
         let width = (heads + 2 * kv_heads) * head_dim;
         let pages_of = |length: usize| length.div_ceil(page_tokens);
         let pages = 1 + self.lengths.iter().map(|&length| pages_of(length)).sum::<usize>();
-        let kv = KvShape { layers: 2, kv_heads, head_dim, page_tokens, pages, dtype: self.dtype };
+        let kv =
+            KvShape { layers: 2, kv_heads, head_dim, page_tokens, pages, dtype: KvType::Full(self.dtype) };
         let mut planes = device.planes(&PlanesShape { kv: Some(kv), ..PlanesShape::default() }).unwrap();
         // Each byte is 0xff, so all memory that is not written later is NaN in f32, f16 and bf16.
         let all: Vec<PageId> = (0..pages as u32).map(PageId).collect();
@@ -182,8 +183,14 @@ pub fn store<D: Families>(
 #[test]
 fn padding_rows_store_nothing_and_attend_to_nothing() {
     let Some(mut gpu) = cuda("padding") else { return };
-    let kv =
-        KvShape { layers: 1, kv_heads: 1, head_dim: 16, page_tokens: 16, pages: 2, dtype: WeightType::F32 };
+    let kv = KvShape {
+        layers: 1,
+        kv_heads: 1,
+        head_dim: 16,
+        page_tokens: 16,
+        pages: 2,
+        dtype: KvType::Full(WeightType::F32),
+    };
     let mut planes = gpu.planes(&PlanesShape { kv: Some(kv), ..PlanesShape::default() }).unwrap();
     let garbage = f32::NAN.to_le_bytes().repeat(kv.page_bytes() / 4);
     gpu.write_pages(&mut planes, &[PageId(0)], &garbage).unwrap();
@@ -248,8 +255,14 @@ fn angles_are_those_of_the_cpu() {
 #[test]
 fn pages_that_were_read_can_be_written_elsewhere() {
     let Some(mut gpu) = cuda("pages") else { return };
-    let shape =
-        KvShape { layers: 3, kv_heads: 2, head_dim: 16, page_tokens: 16, pages: 6, dtype: WeightType::F16 };
+    let shape = KvShape {
+        layers: 3,
+        kv_heads: 2,
+        head_dim: 16,
+        page_tokens: 16,
+        pages: 6,
+        dtype: KvType::Full(WeightType::F16),
+    };
     let mut planes = gpu.planes(&PlanesShape { kv: Some(shape), ..PlanesShape::default() }).unwrap();
     let bytes: Vec<u8> = (0..2 * shape.page_bytes()).map(|i| (i % 251) as u8).collect();
     gpu.write_pages(&mut planes, &[PageId(4), PageId(1)], &bytes).unwrap();

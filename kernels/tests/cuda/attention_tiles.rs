@@ -2,7 +2,7 @@
 //! elements.
 
 use tutti_kernels::{
-    Attention, AttentionShape, Device, KvShape, PageId, PagedAttention, PlanesShape, WeightType,
+    Attention, AttentionShape, Device, KvShape, KvType, PageId, PagedAttention, PlanesShape, WeightType,
 };
 
 use crate::attention::{Chunks, store};
@@ -108,8 +108,14 @@ fn padding_rows_of_tiles_are_zeros() {
     let Some(mut gpu) = cuda("padding of tiles") else { return };
     let (heads, head_dim) = (4, 64);
     let shape = AttentionShape { heads, kv_heads: 1, head_dim, scale: 0.1, window: None };
-    let kv =
-        KvShape { layers: 1, kv_heads: 1, head_dim, page_tokens: 16, pages: 20, dtype: WeightType::Bf16 };
+    let kv = KvShape {
+        layers: 1,
+        kv_heads: 1,
+        head_dim,
+        page_tokens: 16,
+        pages: 20,
+        dtype: KvType::Full(WeightType::Bf16),
+    };
     let mut planes = gpu.planes(&PlanesShape { kv: Some(kv), ..PlanesShape::default() }).unwrap();
     gpu.write_pages(&mut planes, &[PageId(0)], &vec![0xff; kv.page_bytes()]).unwrap();
     // A decode, a padding decode, a padding chunk, a chunk, and a padding row whose position is in the second split of

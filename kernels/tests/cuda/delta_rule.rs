@@ -73,7 +73,7 @@ impl<'a, D: Families> Runner<'a, D> {
         let bias = device.vector(&random.normals(heads, 1.0)).unwrap();
         let norm = device.vector(&random.normals(shape.value_dim, 1.0)).unwrap();
         let bytes = slot_bytes(&shape);
-        let planes = PlanesShape { kv: None, slot_bytes: bytes.to_vec(), slots: SLOTS };
+        let planes = PlanesShape { slot_bytes: bytes.to_vec(), slots: SLOTS, ..PlanesShape::default() };
         let mut planes = device.planes(&planes).unwrap();
         // Slots start with NaN, so that the use of a state that was not set shows.
         let rubbish: Vec<u8> = f32::NAN.to_le_bytes().into_iter().cycle().take(bytes.iter().sum()).collect();

@@ -1,8 +1,8 @@
 //! Tests two steps in flight: a row continues with the token that the GPU sampled last for its slot.
 
 use tutti_kernels::{
-    Argmax, Dense, Device, DeviceError, Embed, HostMatrix, KvShape, PageId, PlanesShape, Quantize, SampleRow,
-    Sampler, SamplingParams, StepResults, WeightType,
+    Argmax, Dense, Device, DeviceError, Embed, HostMatrix, KvShape, KvType, PageId, PlanesShape, Quantize,
+    SampleRow, Sampler, SamplingParams, StepResults, WeightType,
 };
 
 use crate::support::{Random, Share, begin, bytes, cuda, values};
@@ -11,8 +11,14 @@ const VOCABULARY: usize = 40;
 const WIDTH: usize = 16;
 
 fn planes_shape() -> PlanesShape {
-    let kv =
-        KvShape { layers: 1, kv_heads: 1, head_dim: 16, page_tokens: 16, pages: 5, dtype: WeightType::F32 };
+    let kv = KvShape {
+        layers: 1,
+        kv_heads: 1,
+        head_dim: 16,
+        page_tokens: 16,
+        pages: 5,
+        dtype: KvType::Full(WeightType::F32),
+    };
     PlanesShape { kv: Some(kv), slots: 4, ..PlanesShape::default() }
 }
 

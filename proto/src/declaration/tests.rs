@@ -1,7 +1,10 @@
 use super::*;
 
 fn paged(name: &str, page_tokens: u32, ratio: u32, bytes_per_entry: u64) -> Plane {
-    Plane { name: name.into(), kind: PlaneKind::Paged { page_tokens, ratio, bytes_per_entry } }
+    Plane {
+        name: name.into(),
+        kind: PlaneKind::Paged { page_tokens, ratio, bytes_per_entry, element_type: pb::ElementType::Bf16 },
+    }
 }
 
 fn slot(name: &str, bytes: u64) -> Plane {
@@ -142,7 +145,8 @@ fn a_message_with_a_plane_of_no_kind_or_of_a_bad_size_is_refused() {
     message.planes[0].kind = None;
     let expected = DeclarationError::NoPlaneKind { plane: "kv".into() };
     assert_eq!(ModelDeclaration::try_from(message.clone()), Err(expected));
-    let plane = pb::PagedPlane { page_tokens: u32::MAX, ratio: 0, bytes_per_entry: u64::MAX };
+    let plane =
+        pb::PagedPlane { page_tokens: u32::MAX, ratio: 0, bytes_per_entry: u64::MAX, element_type: 9 };
     message.planes[0].kind = Some(pb::plane::Kind::Paged(plane));
     assert!(matches!(ModelDeclaration::try_from(message), Err(DeclarationError::Plane { .. })));
 }

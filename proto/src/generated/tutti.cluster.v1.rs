@@ -390,6 +390,9 @@ pub struct PagedPlane {
     /// Bytes per entry, over all layers.
     #[prost(uint64, tag = "3")]
     pub bytes_per_entry: u64,
+    /// Type of the elements. All workers that share requests have the same.
+    #[prost(enumeration = "ElementType", tag = "4")]
+    pub element_type: i32,
 }
 /// State of a fixed size per request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -432,6 +435,44 @@ impl WalkKind {
             "ATOMIC" => Some(Self::Atomic),
             "DECODE" => Some(Self::Decode),
             "MIXED" => Some(Self::Mixed),
+            _ => None,
+        }
+    }
+}
+/// The type of a plane's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum ElementType {
+    /// Elements of no type that has a name here, such as those of a simulated device.
+    Unspecified = 0,
+    F32 = 1,
+    F16 = 2,
+    Bf16 = 3,
+    /// Floats of eight bits with four bits of exponent and no infinities, with scales per layer.
+    Fp8 = 4,
+}
+impl ElementType {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "ELEMENT_TYPE_UNSPECIFIED",
+            Self::F32 => "F32",
+            Self::F16 => "F16",
+            Self::Bf16 => "BF16",
+            Self::Fp8 => "FP8",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "ELEMENT_TYPE_UNSPECIFIED" => Some(Self::Unspecified),
+            "F32" => Some(Self::F32),
+            "F16" => Some(Self::F16),
+            "BF16" => Some(Self::Bf16),
+            "FP8" => Some(Self::Fp8),
             _ => None,
         }
     }

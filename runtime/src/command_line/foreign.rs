@@ -22,7 +22,6 @@ const FLAGS: &[(&[&str], &str)] = &[
     (&["host"], "--http IP:PORT has address and port, as in --http 0.0.0.0:8000"),
     (&["model-path"], "--model has the folder or the hub id"),
     (&["dtype"], "weights keep the type that they are stored in; --quantize int8 makes them smaller"),
-    (&["kv-cache-dtype"], "keys and values have the type of the weights"),
     (
         &["gpu-memory-utilization", "mem-fraction-static"],
         "--kv-cache-memory SIZE is a number of bytes, such as 8GiB; without it, planes take what is free",

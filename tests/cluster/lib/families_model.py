@@ -24,6 +24,9 @@ GREEDY = dict(temperature=0, logprobs=2, ignore_eos=True, return_token_ids=True)
 # Models whose weights the checkpoint stores quantised, with the flags under which they are compared with the reference:
 # from activations in eight bits, it is further away than its bound.
 FORMATS = {"qwen3-fp8_blocks": (), "llama3-w4_group16": ("--no-quantized-activations",)}
+# End of the names of models with scales of keys and values, which are compared with a reference whose cache is in fp8.
+KV_FP8 = "-kv_fp8"
+FORMATS |= {name + KV_FP8: ("--kv-cache-dtype", "fp8") for name in ("qwen2", "qwen3", "qwen3_moe", "qwen3_5")}
 # The seed of the models of FORMATS, which have only one.
 OF_FORMATS = "formats"
 
@@ -35,6 +38,8 @@ class Model:
 
     @property
     def directory(self):
+        if self.name.endswith(KV_FP8):
+            return REPO / "target/formats/goldens-kv" / self.name.removesuffix(KV_FP8)
         if self.seed == OF_FORMATS:
             return REPO / "target/formats/goldens" / self.name
         return GOLDENS / self.seed / self.name
@@ -66,11 +71,11 @@ class Model:
 
     @property
     def page_bytes(self):
-        """Returns the bytes of a page's keys and values in f32, over all layers with attention."""
+        """Returns the bytes of a page's keys and values in f32, or in fp8, over all layers with attention."""
         c = self.config
         head_dim = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
         layers = c["layer_types"].count("full_attention") if self.has_state else c["num_hidden_layers"]
-        return 2 * layers * c["num_key_value_heads"] * head_dim * PAGE_TOKENS * 4
+        return 2 * layers * c["num_key_value_heads"] * head_dim * PAGE_TOKENS * (1 if self.name.endswith(KV_FP8) else 4)
 
     @property
     def slot_bytes(self):

@@ -297,6 +297,7 @@ fn millisecond() -> Result<Box<dyn Model>, Failure> {
 
 fn cpu(dir: PathBuf, load_format: LoadFormat) -> Result<Box<dyn Model>, Failure> {
     let options = LoadOptions {
+        kv_cache_dtype: tutti_models::KvCacheDtype::Auto,
         dir,
         load_format,
         quantize: Quantize::None,

@@ -153,6 +153,7 @@ fn main() -> Result<(), Failure> {
     let table = timing.table.clone();
     let device = Recorder::new(CpuDevice::new(threads, isa)?, timing);
     let options = LoadOptions {
+        kv_cache_dtype: tutti_models::KvCacheDtype::Auto,
         dir: shape,
         load_format: LoadFormat::Dummy,
         max_step_tokens: CONTEXT,

@@ -13,7 +13,7 @@ mod step;
 use std::{collections::VecDeque, path::Path, time::Instant};
 
 use tutti_kernels::{
-    Device, DeviceError, Embed, PageId, Quantize, SlotId, StepInputs, VocabularyShard, WeightType,
+    Device, DeviceError, Embed, KvType, PageId, Quantize, SlotId, StepInputs, VocabularyShard, WeightType,
     collective::GroupRank,
 };
 use tutti_proto::declaration::ModelDeclaration;
@@ -28,7 +28,7 @@ use crate::{
     DecoderDevice, LoadError, LoadOptions, PageLayout, StepHook,
     expert_loads::{ExpertCounts, ExpertLoad},
     model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model, WantedRows},
-    weights::{Loader, Progress, Source, TensorSpec, Values, share},
+    weights::{Loader, Progress, Source, TensorSpec, Values, kv_scales, share},
 };
 
 /// The layers of a family, with their weights and buffers.
@@ -60,6 +60,9 @@ pub(crate) struct TextShape {
     pub limits: Limits,
     /// The plane of keys and values; `None` if no layer has attention.
     pub kv: Option<KvPlane>,
+    /// Names in the checkpoint of the attention modules of the plane's layers, in order. Empty if the family's
+    /// checkpoints have no scales of keys and values.
+    pub attention_modules: Vec<String>,
     /// The planes of state in slots, in the order of their declaration.
     pub slots: Vec<SlotPlane>,
     /// Indices of the layers with experts.
@@ -75,7 +78,7 @@ pub(crate) struct Decoder<D: Device, L> {
     group_rank: GroupRank,
     declaration: ModelDeclaration,
     weight_bytes: u64,
-    /// Type of the embedding in the checkpoint. Keys and values have the same type.
+    /// Type of the embedding in the checkpoint.
     weight_type: WeightType,
     quantize: Quantize,
     /// True if the device holds matrices that the checkpoint stores quantised.
@@ -114,10 +117,12 @@ impl<D: DecoderDevice, L: Layers<D>> Decoder<D, L> {
         let (vocabulary, hidden_size, tokens) =
             (shape.limits.vocab_size, shape.hidden_size, options.max_step_tokens);
         let ends = EndSpecs::new(&shape, &mut source, group_rank);
+        let weight_type = source.check(&ends.embedding)?;
+        let rank_planes = RankPlanes::new(&shape, &source, options, weight_type, group_rank)?;
+        kv_scales::mark_used(&mut source, &shape.attention_modules);
         let mut all: Vec<&TensorSpec> = ends.all().collect();
         specs.for_each(|spec| all.push(spec));
         let mut loader = Loader::new(source, options.quantize, all.into_iter(), &mut device, progress)?;
-        let weight_type = loader.dtype(&ends.embedding)?;
         let ends = ends.load(&mut loader, shape.norm_eps)?;
         let layers = layers(&mut loader)?;
         loader.report_unused();
@@ -125,7 +130,6 @@ impl<D: DecoderDevice, L: Layers<D>> Decoder<D, L> {
         let weight_bytes = loader.finish();
 
         let expert_counts = ExpertCounts::new(&shape.expert_layers);
-        let rank_planes = RankPlanes::new(&shape, options.page_tokens, weight_type, group_rank);
         Ok(Self {
             layers,
             ends,
@@ -213,7 +217,11 @@ impl<D: DecoderDevice, L: Layers<D>> Model for Decoder<D, L> {
             Quantize::Int8 => " in int8",
             Quantize::Int4 => " in int4",
         };
-        format!("{summary}, {weight_type:?} weights{quantized}{rank}, on {}", self.device.describe())
+        let kv = match self.rank_planes.kv_type() {
+            KvType::Full(dtype) if dtype == *weight_type => String::new(),
+            other => format!(", keys and values in {other}"),
+        };
+        format!("{summary}, {weight_type:?} weights{quantized}{kv}{rank}, on {}", self.device.describe())
     }
 
     fn device_name(&self) -> String {

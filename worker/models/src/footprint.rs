@@ -66,7 +66,7 @@ impl Footprint {
             add(spec, options.quantize)?;
         }
         let dtype = source.check(&ends.embedding)?;
-        let planes = RankPlanes::new(shape, options.page_tokens, dtype, rank);
+        let planes = RankPlanes::new(shape, source, options, dtype, rank)?;
         Ok(Self {
             weight_bytes,
             dequantised_bytes,

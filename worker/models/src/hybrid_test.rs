@@ -106,6 +106,7 @@ impl Architecture for Config {
             dtype: self.text.dtype,
             limits: self.text.limits(dir, max_step_tokens)?,
             kv: Some(self.text.kv_plane(count / 2)),
+            attention_modules: Vec::new(),
             slots: vec![SlotPlane { name: "recurrence", layers, units, unit_bytes }],
             expert_layers: Vec::new(),
         })

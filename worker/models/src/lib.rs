@@ -36,7 +36,7 @@ pub use error::LoadError;
 pub use expert_loads::ExpertLoad;
 pub use footprint::Footprint;
 pub use inspect::{check_config, footprints};
-pub use load::{DecoderDevice, LoadFormat, LoadOptions, load};
+pub use load::{DecoderDevice, KvCacheDtype, LoadFormat, LoadOptions, load};
 pub use model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model, WantedRows};
 pub use quantiser::{CodeError, ModuleReport, Outcome, QuantiserScheme, Sizes, quantise_checkpoint};
 pub use shares::GroupShares;

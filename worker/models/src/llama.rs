@@ -90,6 +90,7 @@ impl Architecture for Config {
             dtype: self.text.dtype,
             limits: self.text.limits(dir, max_step_tokens)?,
             kv: Some(self.text.kv_plane(layers)),
+            attention_modules: (0..layers).map(|layer| format!("model.layers.{layer}.self_attn")).collect(),
             slots: Vec::new(),
             expert_layers: (0..layers).filter(|&layer| self.is_sparse(layer)).collect(),
         })

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use tutti_kernels::{Collectives, DeltaRule, Dense, Experts, PagedAttention, Quantize, Recurrence, Sampler};
-pub use tutti_settings::LoadFormat;
+pub use tutti_settings::{KvCacheDtype, LoadFormat};
 
 #[cfg(feature = "hybrid-test-model")]
 use crate::hybrid_test;
@@ -27,6 +27,8 @@ pub struct LoadOptions {
     /// Quantisation of the matrices of the thinker (the text model): embedding, projections and LM head. Norms, biases
     /// and encoders keep their stored type.
     pub quantize: Quantize,
+    /// Storage type of keys and values.
+    pub kv_cache_dtype: KvCacheDtype,
     /// Maximum number of tokens per step, padding included. It sets the size of the activation buffers.
     pub max_step_tokens: usize,
     /// Tokens per KV page.

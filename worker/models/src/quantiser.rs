@@ -142,6 +142,7 @@ impl Plan {
     /// Checks the presence, shape and type of all matrices.
     fn new(dir: &Path, scheme: QuantiserScheme) -> Result<Self, LoadError> {
         let options = LoadOptions {
+            kv_cache_dtype: crate::KvCacheDtype::Auto,
             dir: dir.into(),
             load_format: LoadFormat::Auto,
             quantize: Quantize::None,

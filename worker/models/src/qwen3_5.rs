@@ -137,6 +137,7 @@ impl Architecture for Config {
             dtype: self.text.dtype,
             limits: self.text.limits(dir, max_step_tokens)?,
             kv: Some(self.text.kv_plane(attentions)),
+            attention_modules: self.attention_modules(),
             slots: if deltas > 0 { planes.to_vec() } else { Vec::new() },
             expert_layers: if self.experts.is_some() { (0..layers).collect() } else { Vec::new() },
         })

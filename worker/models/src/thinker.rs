@@ -1,7 +1,7 @@
 //! Declarations of models whose thinker (the node that prefills and decodes) is a text model, real or simulated.
 
 use tutti_proto::{
-    cluster::v1::MediaKind,
+    cluster::v1::{ElementType, MediaKind},
     declaration::{
         DeclarationError, MediaInput, ModelDeclaration, NodeId, Plane, PlaneKind, Walk, WalkId, WalkKind,
     },
@@ -70,7 +70,8 @@ pub(crate) fn declaration(
     bytes_per_token: usize,
 ) -> Result<ModelDeclaration, DeclarationError> {
     let (page_tokens, bytes_per_entry) = (page_tokens as u32, bytes_per_token as u64);
-    let kind = PlaneKind::Paged { page_tokens, ratio: 1, bytes_per_entry };
+    let element_type = ElementType::Unspecified;
+    let kind = PlaneKind::Paged { page_tokens, ratio: 1, bytes_per_entry, element_type };
     with_planes(vec![Plane { name: KV_PLANE.into(), kind }])
 }
 

@@ -147,6 +147,7 @@ fn loading_takes_little_more_than_the_weights() {
             }
             let dir = dir.path().join(format!("{form:?}"));
             let options = LoadOptions {
+                kv_cache_dtype: tutti_models::KvCacheDtype::Auto,
                 dir,
                 load_format,
                 quantize,

@@ -107,6 +107,7 @@ fn stays_within_step_bytes(config: &serde_json::Value) {
     write_config(dir.path(), config);
     let (dir, load_format) = (dir.path().to_owned(), LoadFormat::Dummy);
     let options = LoadOptions {
+        kv_cache_dtype: tutti_models::KvCacheDtype::Auto,
         dir,
         load_format,
         quantize: Quantize::None,

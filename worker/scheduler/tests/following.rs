@@ -66,7 +66,15 @@ fn hybrid(config: SchedulerConfig) -> Scheduler {
     let page_tokens = config.page_tokens as u32;
     let plane = |name: &str, kind| Plane { name: name.into(), kind };
     let planes = vec![
-        plane("kv", PlaneKind::Paged { page_tokens, ratio: 1, bytes_per_entry: 64 }),
+        plane(
+            "kv",
+            PlaneKind::Paged {
+                page_tokens,
+                ratio: 1,
+                bytes_per_entry: 64,
+                element_type: tutti_proto::cluster::v1::ElementType::Unspecified,
+            },
+        ),
         plane("state", PlaneKind::Slot { bytes: 96 }),
     ];
     let model = common::model();

@@ -25,6 +25,7 @@ impl Kernel for Dots {
     type Raw = u16;
     const BLOCK: usize = 128;
     const MOST_HEADS: usize = 2;
+    const READS_BF16: bool = true;
 
     #[inline(always)]
     fn run<O: Op>(path: Path, op: O) -> O::Output {

@@ -21,6 +21,9 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
     /// these heads: the current block and the next one, which is prefetched.
     const MOST_HEADS: usize;
 
+    /// True if elements are bfloat16. The kernel can then compute over pages in fp8, which are converted.
+    const READS_BF16: bool;
+
     /// Runs `op` with all instructions that the kernel needs.
     fn run<O: Op>(path: Path, op: O) -> O::Output;
 

@@ -5,7 +5,8 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use super::kernel::{Kernel, Values};
+use super::fp8::{self, Pages, WidenBlock};
+use super::kernel::{Block, Kernel, Values};
 use super::panels::{Panels, Prefetch, Strides};
 use super::partial::Partial;
 use super::plan::{Piece, Plan, RANGE};
@@ -17,7 +18,7 @@ use crate::cpu::memory::Shared;
 use crate::cpu::memory::kv::Layout;
 use crate::cpu::simd::{LANES, Op, Simd};
 use crate::cpu::step::Row;
-use crate::{AttentionShape, PageId};
+use crate::{AttentionShape, KvScales, PageId};
 
 /// One task: a piece of the plan and its operands.
 pub(super) struct KvLoop<'a, K: Kernel> {
@@ -27,7 +28,11 @@ pub(super) struct KvLoop<'a, K: Kernel> {
     pub(super) partials: &'a Shared<'a, f32>,
     pub(super) shape: AttentionShape,
     pub(super) sight: Sight,
-    pub(super) data: &'a [K::Raw],
+    pub(super) pages: Pages<'a, K::Raw>,
+    /// The scales of the layer's keys and values.
+    pub(super) scales: KvScales,
+    /// Memory for a block that is converted from fp8. Empty if pages are in another type.
+    pub(super) widened: &'a mut [u16],
     pub(super) layout: Layout,
     pub(super) strides: Strides,
     pub(super) row: &'a Row,
@@ -119,7 +124,7 @@ impl<K: Kernel> KvLoop<'_, K> {
     fn take_queries<S: Simd>(&mut self, s: S, tiling: Tiling) {
         let (group, head_dim) = (self.group(), self.shape.head_dim);
         let width = (self.shape.heads + 2 * self.shape.kv_heads) * head_dim;
-        let scale = self.shape.scale * LOG2_E;
+        let scale = self.shape.scale * LOG2_E * self.scales.key;
         let rows = self.row.first_token + self.piece.tile.first;
         // The tokens of a tile are far apart in memory and may be in another core's cache, so they are prefetched.
         for token in 0..self.piece.tile.tokens {
@@ -165,7 +170,7 @@ impl<K: Kernel> KvLoop<'_, K> {
         let (head_dim, own) = (self.shape.head_dim, self.head_queries());
         let mut prefetch = Prefetch::new(panels.1, self.piece.kv_heads);
         for head in 0..self.piece.kv_heads {
-            let mut block = panels.0.of_head(self.data, self.strides, head, &mut prefetch);
+            let mut block = self.block_of_head(s, &panels.0, head, &mut prefetch);
             for index in 0..tiling.tiles {
                 let (first, count) = tiling.tile(index);
                 let Some(seen) = self.seen(first, count, start) else { continue };
@@ -196,6 +201,27 @@ impl<K: Kernel> KvLoop<'_, K> {
                 K::add_values(s, values);
                 block.next_values = block.values;
             }
+        }
+    }
+
+    /// Returns the addresses of one head's panels, converted from fp8 if the pages are in fp8.
+    #[inline(always)]
+    fn block_of_head<S: Simd>(
+        &mut self,
+        s: S,
+        panels: &Panels,
+        head: usize,
+        prefetch: &mut Prefetch,
+    ) -> Block<K::Raw> {
+        match self.pages {
+            Pages::Fp8(data) if const { K::READS_BF16 } => {
+                let (from, panel) =
+                    (&panels.of_head(data, self.strides, head, prefetch), self.strides.panel());
+                s.call(WidenBlock { from, panels: panels.seen(), panel, to: self.widened });
+                fp8::block_of(self.widened, panel)
+            }
+            Pages::Full(data) => panels.of_head(data, self.strides, head, prefetch),
+            Pages::Fp8(_) => unreachable!("fp8 pages and a kernel over another type than bfloat16"),
         }
     }
 
@@ -285,10 +311,10 @@ impl<K: Kernel> KvLoop<'_, K> {
             let head = (self.piece.kv_head + query / own) * group + query % group;
             // SAFETY: each (token, head) belongs to one tile, and only one task writes the tile's results.
             let to = unsafe { self.out.slice_mut((token * self.shape.heads + head) * head_dim, head_dim) };
-            let total = s.splat(self.state.whole.total[query]);
+            let (total, scale) = (s.splat(self.state.whole.total[query]), s.splat(self.scales.value));
             let sums = &self.state.whole.sums[query * head_dim..(query + 1) * head_dim];
             for (to, sum) in to.chunks_mut(LANES).zip(sums.chunks(LANES)) {
-                s.store_some(to, s.div(s.load_some(sum, 0.0), total));
+                s.store_some(to, s.mul(s.div(s.load_some(sum, 0.0), total), scale));
             }
         }
     }

@@ -21,6 +21,11 @@ impl Strides {
     pub(super) fn new(page_tokens: usize, head_dim: usize) -> Self {
         Self { values: page_tokens * head_dim, head: 2 * page_tokens * head_dim, panel: LANES * head_dim }
     }
+
+    /// Number of elements per panel of keys, and of the panels of values of the same tokens.
+    pub(super) fn panel(self) -> usize {
+        self.panel
+    }
 }
 
 /// The panels of a block that a tile sees.
@@ -49,6 +54,11 @@ impl Panels {
             *keys = layout.key_panel(table, kv_head, start + panel * LANES);
         }
         Self { keys, seen }
+    }
+
+    /// The panels that the tile sees: `.0 .. .1`.
+    pub(super) fn seen(&self) -> (usize, usize) {
+        self.seen
     }
 
     /// Returns the addresses of one head's panels, and the addresses to prefetch while the head is computed. `head` is

@@ -4,14 +4,14 @@
 use std::ops::Range;
 
 use crate::cpu::memory::Shared;
-use crate::cpu::memory::format::{Format, STEP, with_format};
-use crate::cpu::memory::kv::{KvPool, Layout, VALUE_PANEL};
+use crate::cpu::memory::format::{STEP, with_format};
+use crate::cpu::memory::kv::{Fp8, KvData, KvFormat, KvPool, Layout, VALUE_PANEL};
 use crate::cpu::rowwise::rms_factor;
 use crate::cpu::simd::isa::Path;
 use crate::cpu::simd::{LANES, Op, Simd};
 use crate::cpu::step::{Row, Step};
 use crate::cpu::threads::pool::ThreadPool;
-use crate::{AttentionShape, DeviceError, PageId};
+use crate::{AttentionShape, DeviceError, KvScales, PageId};
 
 /// Minimum and maximum number of tokens per task. Waking a thread for a single token costs more than it saves. Sixteen
 /// tokens fill a panel, and the panel's cache lines stay in the cache while one task fills it.
@@ -50,12 +50,37 @@ pub(in crate::cpu) fn rotate_and_store(
     operands: RotateAndStore<'_>,
 ) -> Result<(), DeviceError> {
     let RotateAndStore { qkv, shape, norms, angles, rotated, kv, layer } = operands;
-    let layout = Layout::new(&kv.shape, layer);
-    let width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim;
-    let qkv = Shared::new(qkv);
-    let share = step.tokens().div_ceil(pool.threads()).clamp(SHARE.0, SHARE.1);
-    with_format!(&mut kv.data, Fmt, data => {
-        let data = Shared::new(data);
+    let (layout, scales) = (Layout::new(&kv.shape, layer), kv.scales(layer));
+    let of = Layer { qkv, shape, norms, angles, rotated, layout, scales };
+    match &mut kv.data {
+        KvData::Full(data) => with_format!(data, Fmt, data => of.store::<Fmt>(path, pool, step, data)),
+        KvData::Fp8(data) => of.store::<Fp8>(path, pool, step, data),
+    }
+}
+
+/// The operands of one layer, without its pages.
+struct Layer<'a> {
+    qkv: &'a mut [f32],
+    shape: AttentionShape,
+    norms: Option<Norms<'a>>,
+    angles: &'a [f32],
+    rotated: usize,
+    layout: Layout,
+    scales: KvScales,
+}
+
+impl Layer<'_> {
+    fn store<W: KvFormat>(
+        self,
+        path: Path,
+        pool: &mut ThreadPool,
+        step: &Step,
+        data: &mut [W::Raw],
+    ) -> Result<(), DeviceError> {
+        let Self { qkv, shape, norms, angles, rotated, layout, scales } = self;
+        let width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim;
+        let (qkv, data) = (Shared::new(qkv), Shared::new(data));
+        let share = step.tokens().div_ceil(pool.threads()).clamp(SHARE.0, SHARE.1);
         pool.run(step.tokens().div_ceil(share), |task, _| {
             let end = step.tokens().min((task + 1) * share);
             let mut first = task * share;
@@ -67,14 +92,27 @@ pub(in crate::cpu) fn rotate_and_store(
                 let qkv = unsafe { qkv.slice_mut(first * width, tokens.len() * width) };
                 let angles = &angles[first * rotated..tokens.end * rotated];
                 (first, row) = (tokens.end, row + 1);
-                path.run(Tokens::<Fmt> { qkv, shape, norms, angles, rotated, data: &data, layout, row: of, table, tokens });
+                let data = &data;
+                path.run(Tokens::<W> {
+                    qkv,
+                    shape,
+                    norms,
+                    angles,
+                    rotated,
+                    data,
+                    layout,
+                    scales,
+                    row: of,
+                    table,
+                    tokens,
+                });
             }
         })
-    })
+    }
 }
 
 /// One task: consecutive tokens of one row.
-struct Tokens<'a, W: Format> {
+struct Tokens<'a, W: KvFormat> {
     qkv: &'a mut [f32],
     shape: AttentionShape,
     norms: Option<Norms<'a>>,
@@ -82,16 +120,18 @@ struct Tokens<'a, W: Format> {
     rotated: usize,
     data: &'a Shared<'a, W::Raw>,
     layout: Layout,
+    scales: KvScales,
     row: &'a Row,
     table: &'a [PageId],
     tokens: Range<usize>,
 }
 
-impl<W: Format> Op for Tokens<'_, W> {
+impl<W: KvFormat> Op for Tokens<'_, W> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
         self.rotate(s);
+        self.divide(s);
         let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
         let width = (heads + 2 * kv_heads) * head_dim;
         let start = self.row.start + (self.tokens.start - self.row.first_token);
@@ -133,7 +173,7 @@ impl<W: Format> Op for Tokens<'_, W> {
     }
 }
 
-impl<W: Format> Tokens<'_, W> {
+impl<W: KvFormat> Tokens<'_, W> {
     /// Normalises q and k if there are norms, and rotates q and k.
     #[inline(always)]
     fn rotate<S: Simd>(&mut self, s: S) {
@@ -151,13 +191,32 @@ impl<W: Format> Tokens<'_, W> {
     }
 }
 
+impl<W: KvFormat> Tokens<'_, W> {
+    /// Divides k and v by their scales.
+    #[inline(always)]
+    fn divide<S: Simd>(&mut self, s: S) {
+        if self.scales == KvScales::ONE {
+            return;
+        }
+        let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
+        for token in self.qkv.chunks_exact_mut((heads + 2 * kv_heads) * head_dim) {
+            let (keys, values) = token[heads * head_dim..].split_at_mut(kv_heads * head_dim);
+            for (numbers, scale) in [(keys, self.scales.key), (values, self.scales.value)] {
+                for numbers in numbers.chunks_mut(LANES) {
+                    s.store_some(numbers, s.div(s.load_some(numbers, 0.0), s.splat(scale)));
+                }
+            }
+        }
+    }
+}
+
 /// Stores a key as lane `slot` of its panel.
 ///
 /// # Safety
 ///
 /// Lane `slot` of the panel is writable, for all elements of the key.
 #[inline(always)]
-unsafe fn store_key<W: Format>(panel: *mut W::Raw, slot: usize, key: &[f32]) {
+unsafe fn store_key<W: KvFormat>(panel: *mut W::Raw, slot: usize, key: &[f32]) {
     let (even, odd) = (W::index_in_step(0, slot), W::index_in_step(1, slot));
     for (at, key) in key.chunks(NARROW).enumerate() {
         let narrow = narrow::<W>(key);
@@ -183,7 +242,7 @@ unsafe fn store_key<W: Format>(panel: *mut W::Raw, slot: usize, key: &[f32]) {
 ///
 /// Row `slot` of the panels is writable, for all elements of the value.
 #[inline(always)]
-unsafe fn store_value<W: Format>(panels: *mut W::Raw, slot: usize, value: &[f32]) {
+unsafe fn store_value<W: KvFormat>(panels: *mut W::Raw, slot: usize, value: &[f32]) {
     for (at, value) in value.chunks(NARROW).enumerate() {
         let narrow = narrow::<W>(value);
         for (panel, value) in narrow.chunks_exact(LANES).enumerate().take(value.len() / LANES) {
@@ -202,7 +261,7 @@ unsafe fn store_value<W: Format>(panels: *mut W::Raw, slot: usize, value: &[f32]
 ///
 /// Both rows of the panels are writable, for all elements of the values.
 #[inline(always)]
-unsafe fn store_values<W: Format>(panels: *mut W::Raw, slot: usize, even: &[f32], odd: &[f32]) {
+unsafe fn store_values<W: KvFormat>(panels: *mut W::Raw, slot: usize, even: &[f32], odd: &[f32]) {
     for (at, (even, odd)) in even.chunks(NARROW).zip(odd.chunks(NARROW)).enumerate() {
         let count = even.len() / LANES;
         let (even, odd) = (narrow::<W>(even), narrow::<W>(odd));
@@ -223,7 +282,7 @@ unsafe fn store_values<W: Format>(panels: *mut W::Raw, slot: usize, even: &[f32]
 
 /// Converts up to [`NARROW`] numbers to the pages' format. The fixed length lets the compiler vectorise the loop.
 #[inline(always)]
-fn narrow<W: Format>(from: &[f32]) -> [W::Raw; NARROW] {
+fn narrow<W: KvFormat>(from: &[f32]) -> [W::Raw; NARROW] {
     let mut narrow = [W::narrow(0.0); NARROW];
     for (narrow, &x) in narrow.iter_mut().zip(from) {
         *narrow = W::narrow(x);

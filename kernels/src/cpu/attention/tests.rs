@@ -4,7 +4,7 @@ use crate::cpu::memory::kv::VALUE_PANEL;
 use crate::cpu::simd::isa::{Isa, testable};
 use crate::cpu::simd::{from_bf16, to_bf16};
 use crate::cpu::testing::{Random, no_planes};
-use crate::{KvShape, PageId, RowInputs, SlotId, StepInputs, WeightType};
+use crate::{KvShape, KvType, PageId, RowInputs, SlotId, StepInputs, WeightType};
 
 /// Computes attention in double precision over a bfloat16 pool. `rows` holds (start, tokens) of each row. All rows
 /// share one table of pages.
@@ -17,7 +17,7 @@ fn in_double_precision(
 ) -> Vec<f64> {
     let AttentionShape { heads, kv_heads, head_dim, scale, .. } = shape;
     let (layout, sight) = (Layout::new(&kv.shape, 0), Sight { window: shape.window });
-    let Stored::Bf16(data) = &kv.data else { unreachable!() };
+    let KvData::Full(Stored::Bf16(data)) = &kv.data else { unreachable!() };
     let key = |head, position, d| {
         let panel = layout.key_panel(table, head, position);
         f64::from(from_bf16(data[panel + d / 2 * STEP + Bf16::index_in_step(d % 2, position % LANES)]))
@@ -57,16 +57,16 @@ fn dots_come_near_double_precision_and_have_the_same_bits_with_and_without_the_i
         [(4, 2, 32, None), (6, 1, 16, Some(37)), (3, 3, 128, None), (2, 1, 48, Some(200))]
     {
         let shape = AttentionShape { heads, kv_heads, head_dim, scale: 0.2, window };
-        let (page_tokens, dtype) = (16, WeightType::Bf16);
+        let (page_tokens, dtype) = (16, KvType::Full(WeightType::Bf16));
         let pages = PAGES as usize + 1;
-        let mut kv =
-            KvPool::zeroed(KvShape { layers: 1, kv_heads, head_dim, page_tokens, pages, dtype }).unwrap();
+        let kv = KvShape { layers: 1, kv_heads, head_dim, page_tokens, pages, dtype };
+        let mut kv = KvPool::zeroed(kv, &[]).unwrap();
         let elements = kv.data.bytes().len() / 2;
         let values = random.normals(elements, 1.0);
         for (to, x) in kv.data.bytes_mut().as_chunks_mut::<2>().0.iter_mut().zip(values) {
             *to = to_bf16(x).to_le_bytes();
         }
-        let Stored::Bf16(data) = &kv.data else { unreachable!() };
+        let KvData::Full(Stored::Bf16(data)) = &kv.data else { unreachable!() };
         let table: Vec<PageId> = (1..=PAGES).rev().map(PageId).collect();
         // A prefill chunk, two decodes (the second over two ranges), and a row of three tokens.
         let rows = [(130, 61), (5, 1), (900, 1), (600, 3)];
@@ -100,7 +100,7 @@ fn dots_come_near_double_precision_and_have_the_same_bits_with_and_without_the_i
             let (mut pool, mut scratch) = (ThreadPool::new(2).unwrap(), Scratch::default());
             let mut out = vec![f32::NAN; tokens * heads * head_dim];
             let operands = Attention { qkv: &qkv, shape, kv: &kv, layer: 0, out: &mut out };
-            attend::<Dots>(path, &mut pool, &step, &mut scratch, operands, data).unwrap();
+            attend::<Dots>(path, &mut pool, &step, &mut scratch, operands, Pages::Full(data)).unwrap();
             out
         };
         let mut fused = None;

@@ -27,6 +27,7 @@ impl<W: Format> Kernel for Widened<W> {
     type Raw = W::Raw;
     const BLOCK: usize = BLOCK;
     const MOST_HEADS: usize = 1;
+    const READS_BF16: bool = W::IS_BF16;
 
     #[inline(always)]
     fn run<O: Op>(path: Path, op: O) -> O::Output {

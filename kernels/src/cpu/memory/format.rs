@@ -22,6 +22,8 @@ pub(in crate::cpu) trait Format: Copy + Send + Sync + 'static {
     fn elements(stored: &Stored) -> Option<&[Self::Raw]>;
     /// True if a product adds the odd input of each pair first, as the dot-product instruction does.
     const ODD_FIRST: bool;
+    /// True for bfloat16.
+    const IS_BF16: bool = false;
 
     /// Returns the index, within a step, of the element for output `lane` and the step's even input (`parity` 0) or odd
     /// input (`parity` 1).
@@ -134,6 +136,7 @@ pub(in crate::cpu) struct Bf16;
 impl Format for Bf16 {
     type Raw = u16;
     const ODD_FIRST: bool = true;
+    const IS_BF16: bool = true;
 
     fn elements(stored: &Stored) -> Option<&[u16]> {
         let Stored::Bf16(data) = stored else { return None };

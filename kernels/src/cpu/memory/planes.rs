@@ -1,6 +1,6 @@
 //! All planes of a model.
 
-use crate::cpu::memory::kv::{KV_POOL, KvPool};
+use crate::cpu::memory::kv::KvPool;
 use crate::cpu::memory::slots::Slots;
 use crate::cpu::threads::ThreadPool;
 use crate::{DeviceError, PlanesShape};
@@ -14,7 +14,7 @@ pub struct Planes {
 impl Planes {
     pub(in crate::cpu) fn zeroed(shape: &PlanesShape) -> Result<Self, DeviceError> {
         Ok(Self {
-            kv: shape.kv.map(KvPool::zeroed).transpose()?,
+            kv: shape.kv.map(|kv| KvPool::zeroed(kv, &shape.kv_scales)).transpose()?,
             slots: Slots::zeroed(&shape.slot_bytes, shape.slots)?,
         })
     }
@@ -22,7 +22,7 @@ impl Planes {
     /// Takes all memory of the planes from the operating system at once.
     pub(in crate::cpu) fn make_resident(&mut self, pool: &mut ThreadPool) -> Result<(), DeviceError> {
         if let Some(kv) = &mut self.kv {
-            kv.data.make_resident(pool, KV_POOL)?;
+            kv.data.make_resident(pool)?;
         }
         self.slots.make_resident(pool)
     }

@@ -3,7 +3,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::{E4M3_BIAS, E4M3_LEAST, LANES, Op, Simd};
+use super::{E4M3_BF16_BIAS, E4M3_BF16_SUBNORMAL, E4M3_BIAS, E4M3_LEAST, LANES, Op, Simd};
 
 /// Proof that the machine has AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
@@ -112,6 +112,32 @@ impl Avx2 {
             let (low, high) = (_mm256_permutevar8x32_ps(table[0], index), _mm256_permutevar8x32_ps(table[1], index));
             // Bit 3 of the index becomes the sign, which selects the half of the table.
             _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(index)))
+        }
+    }
+
+    /// [`Simd::e4m3_to_bf16`] of sixteen floats.
+    ///
+    /// # Safety
+    ///
+    /// Sixteen bytes are readable at `from`, and sixteen u16 are writable at `to`.
+    #[inline(always)]
+    unsafe fn half_e4m3_to_bf16(self, from: *const u8, to: *mut u16) {
+        avx2! {
+            let codes = _mm256_cvtepu8_epi16(_mm_loadu_si128(from.cast()));
+            let magnitude = _mm256_and_si256(codes, _mm256_set1_epi16(0x7f));
+            let sign = _mm256_slli_epi16::<8>(_mm256_xor_si256(codes, magnitude));
+            let bits = _mm256_slli_epi16::<4>(magnitude);
+            let normal = _mm256_add_epi16(bits, _mm256_set1_epi16(E4M3_BF16_BIAS));
+            // The bytes of entry `i` of the table are at `2 * i` and `2 * i + 1`.
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(E4M3_BF16_SUBNORMAL.as_ptr().cast()));
+            let entry = _mm256_mullo_epi16(magnitude, _mm256_set1_epi16(0x0202));
+            let entry = _mm256_add_epi16(entry, _mm256_set1_epi16(0x0100));
+            let subnormal = _mm256_shuffle_epi8(table, entry);
+            let is_small = _mm256_cmpgt_epi16(_mm256_set1_epi16(8), magnitude);
+            let number = _mm256_blendv_epi8(normal, subnormal, is_small);
+            let is_nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f));
+            let number = _mm256_or_si256(_mm256_or_si256(number, is_nan), sign);
+            _mm256_storeu_si256(to.cast(), number);
         }
     }
 
@@ -314,6 +340,14 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn widen_e4m3(self, words: [__m256i; 2]) -> F {
         [self.widen_half_e4m3(words[0]), self.widen_half_e4m3(words[1])]
+    }
+    #[inline(always)]
+    unsafe fn e4m3_to_bf16(self, from: *const u8, to: *mut u16) {
+        // SAFETY: by the caller's contract, thirty-two bytes are readable, and thirty-two u16 are writable.
+        unsafe {
+            self.half_e4m3_to_bf16(from, to);
+            self.half_e4m3_to_bf16(from.add(LANES), to.add(LANES));
+        }
     }
 
     #[inline(always)]

@@ -3,7 +3,7 @@
 
 use std::arch::{asm, x86_64::*};
 
-use super::{E4M3_BIAS, E4M3_LEAST, LANES, Op, Simd};
+use super::{E4M3_BF16_BIAS, E4M3_BF16_SUBNORMAL, E4M3_BIAS, E4M3_LEAST, LANES, Op, Simd};
 
 type F = __m512;
 
@@ -268,6 +268,22 @@ macro_rules! simd {
                     let subnormal = _mm512_fmsub_ps(normal, _mm512_set1_ps(2.0), least);
                     let magnitude = _mm512_castps_si512(_mm512_min_ps(normal, subnormal));
                     _mm512_castsi512_ps(_mm512_or_si512(sign, magnitude))
+                }
+            }
+            #[inline(always)]
+            unsafe fn e4m3_to_bf16(self, from: *const u8, to: *mut u16) {
+                avx512! {
+                    let codes = _mm512_cvtepu8_epi16(_mm256_loadu_si256(from.cast()));
+                    let magnitude = _mm512_and_si512(codes, _mm512_set1_epi16(0x7f));
+                    let sign = _mm512_slli_epi16::<8>(_mm512_xor_si512(codes, magnitude));
+                    let bits = _mm512_slli_epi16::<4>(magnitude);
+                    let normal = _mm512_add_epi16(bits, _mm512_set1_epi16(E4M3_BF16_BIAS));
+                    let table = _mm512_broadcast_i32x4(_mm_loadu_si128(E4M3_BF16_SUBNORMAL.as_ptr().cast()));
+                    let is_small = _mm512_cmplt_epi16_mask(magnitude, _mm512_set1_epi16(8));
+                    let number = _mm512_mask_permutexvar_epi16(normal, is_small, magnitude, table);
+                    let is_nan = _mm512_cmpeq_epi16_mask(magnitude, _mm512_set1_epi16(0x7f));
+                    let number = _mm512_mask_set1_epi16(number, is_nan, -1);
+                    _mm512_storeu_si512(to.cast(), _mm512_or_si512(number, sign));
                 }
             }
 

@@ -159,6 +159,17 @@ impl Simd for Portable {
     fn widen_e4m3(self, words: [i32; LANES]) -> F {
         each(|i| e4m3(words[i] as u8))
     }
+    #[inline(always)]
+    unsafe fn e4m3_to_bf16(self, from: *const u8, to: *mut u16) {
+        for lane in 0..2 * LANES {
+            // SAFETY: by the caller's contract, thirty-two bytes are readable, and thirty-two u16 are writable.
+            unsafe {
+                let code = *from.add(lane);
+                let number = (e4m3(code).to_bits() >> 16) as u16;
+                *to.add(lane) = if code & 0x7f == 0x7f { u16::MAX } else { number };
+            }
+        }
+    }
 
     #[inline(always)]
     unsafe fn load_i(self, from: *const u16) -> [i32; LANES] {

@@ -5,7 +5,7 @@ use crate::cuda::arguments::{self, AttentionTiles, MergeSplits, RopeAngles};
 use crate::cuda::attention_work::WorkShape;
 use crate::cuda::kernels::Grid;
 use crate::cuda::memory::{DevicePointer, grown};
-use crate::cuda::planes::Planes;
+use crate::cuda::planes::{Planes, stored_type};
 use crate::cuda::records::Item;
 use crate::cuda::sources::{Kernel, kernel};
 use crate::cuda::tensor::{Tensor, Vector};
@@ -79,7 +79,7 @@ impl PagedAttention for CudaDevice {
             return Err(DeviceError::Misuse("rotary angles of another step".to_owned()));
         }
         qkv.check(tokens, (heads + 2 * kv_heads) * head_dim)?;
-        let kernel = match pool.dtype {
+        let kernel = match stored_type(&pool)? {
             WeightType::F32 => kernel::rotate_and_store_f32,
             WeightType::Bf16 => kernel::rotate_and_store_bf16,
             WeightType::F16 => kernel::rotate_and_store_f16,
@@ -117,7 +117,7 @@ impl PagedAttention for CudaDevice {
         out.written(tokens, heads * head_dim)?;
         // The kernels compute distances between positions as signed 32-bit integers.
         let window = window.unwrap_or(usize::MAX).min(i32::MAX as usize) as u32;
-        if let Some(tiles) = Tiles::of(pool.dtype, head_dim) {
+        if let Some(tiles) = Tiles::of(stored_type(&pool)?, head_dim) {
             // Tiles do not cover padding, so padding rows are cleared here.
             out.clear_from(self.step.tokens)?;
             return self.attention_on_tensor_cores(
@@ -126,7 +126,7 @@ impl PagedAttention for CudaDevice {
                 out,
             );
         }
-        let kernel = match pool.dtype {
+        let kernel = match stored_type(&pool)? {
             WeightType::F32 => kernel::attention_f32,
             WeightType::Bf16 => kernel::attention_bf16,
             WeightType::F16 => kernel::attention_f16,

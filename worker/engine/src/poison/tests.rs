@@ -36,4 +36,5 @@ fn poison_is_not_a_number_in_any_format() {
     let bits = u16::from_ne_bytes([BYTE; 2]);
     assert!(bits & 0x7f80 == 0x7f80 && bits & 0x007f != 0);
     assert!(bits & 0x7c00 == 0x7c00 && bits & 0x03ff != 0);
+    assert!(tutti_kernels::e4m3::value(BYTE).is_nan());
 }

@@ -66,7 +66,12 @@ pub fn model_ended_by(
         walk("thinker_decode", WalkKind::Decode { batched_by }),
         walk("thinker_step", WalkKind::Mixed),
     ];
-    let kind = PlaneKind::Paged { page_tokens: PAGE_TOKENS as u32, ratio: 1, bytes_per_entry: 16 };
+    let kind = PlaneKind::Paged {
+        page_tokens: PAGE_TOKENS as u32,
+        ratio: 1,
+        bytes_per_entry: 16,
+        element_type: pb::ElementType::F32,
+    };
     let planes = vec![Plane { name: "kv".into(), kind }];
     let declaration = ModelDeclaration::new(vec!["thinker".into()], walks, planes);
     let limits = Limits {

@@ -37,6 +37,7 @@ fn engine_of(config: &str, settings: EngineSettings) -> Engine {
     let dir = tempfile::tempdir().expect("a directory");
     std::fs::write(dir.path().join("config.json"), config).expect("it is writable");
     let options = LoadOptions {
+        kv_cache_dtype: tutti_models::KvCacheDtype::Auto,
         dir: dir.path().into(),
         load_format: LoadFormat::Dummy,
         quantize: Quantize::None,

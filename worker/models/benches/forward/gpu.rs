@@ -91,6 +91,7 @@ pub fn run(bench: &Bench) -> Result<(), Failure> {
     let opened = began.elapsed();
     let name = device.describe();
     let options = LoadOptions {
+        kv_cache_dtype: tutti_models::KvCacheDtype::Auto,
         dir: bench.shape.clone(),
         load_format: LoadFormat::Dummy,
         max_step_tokens: LONG,

@@ -1,13 +1,14 @@
 //! A decoder's planes: their shapes on the device, their declaration and their layout on the wire.
 
-use tutti_kernels::{KvShape, PlanesShape, WeightType, collective::GroupRank};
+use tutti_kernels::{KvScales, KvShape, KvType, PlanesShape, WeightType, collective::GroupRank};
+use tutti_proto::cluster::v1::ElementType;
 use tutti_proto::declaration::{DeclarationError, ModelDeclaration, Plane, PlaneKind};
 
 use super::TextShape;
 use crate::{
-    PageLayout, PlaneLayout, PlaneStorage, Section,
+    KvCacheDtype, LoadError, LoadOptions, PageLayout, PlaneLayout, PlaneStorage, Section,
     thinker::{self, KV_PLANE},
-    weights::share,
+    weights::{Source, kv_scales, share},
 };
 
 /// Paged keys and values of the layers that have attention.
@@ -40,13 +41,38 @@ pub(crate) struct RankPlanes {
     slots: Vec<SlotPlane>,
     page_tokens: usize,
     /// Type of keys and values.
-    dtype: WeightType,
+    kv_type: KvType,
+    /// The scales of each layer of keys and values in fp8. Empty if all are 1.
+    kv_scales: Vec<KvScales>,
     group_rank: GroupRank,
 }
 
 impl RankPlanes {
-    pub fn new(shape: &TextShape, page_tokens: usize, dtype: WeightType, group_rank: GroupRank) -> Self {
-        Self { kv: shape.kv, slots: shape.slots.clone(), page_tokens, dtype, group_rank }
+    /// Returns the planes that a model has with these options. `weight_type` is the type of its embedding. Refuses
+    /// scales of keys and values that are not for the type that the options ask for.
+    pub fn new(
+        shape: &TextShape,
+        source: &Source,
+        options: &LoadOptions,
+        weight_type: WeightType,
+        group_rank: GroupRank,
+    ) -> Result<Self, LoadError> {
+        let kv_type = match options.kv_cache_dtype {
+            KvCacheDtype::Auto => KvType::Full(weight_type),
+            KvCacheDtype::Bf16 => KvType::Full(WeightType::Bf16),
+            KvCacheDtype::Fp8 => KvType::Fp8(weight_type),
+        };
+        let kv_scales = match kv_type {
+            KvType::Full(_) => Vec::new(),
+            KvType::Fp8(_) => kv_scales::read(source, &shape.attention_modules, options)?,
+        };
+        let (slots, page_tokens) = (shape.slots.clone(), options.page_tokens);
+        Ok(Self { kv: shape.kv, slots, page_tokens, kv_type, kv_scales, group_rank })
+    }
+
+    /// Type of keys and values.
+    pub fn kv_type(&self) -> KvType {
+        self.kv_type
     }
 
     fn kv_shape(&self, pages: usize) -> Option<KvShape> {
@@ -57,7 +83,7 @@ impl RankPlanes {
             head_dim,
             page_tokens: self.page_tokens,
             pages,
-            dtype: self.dtype,
+            dtype: self.kv_type,
         })
     }
 
@@ -74,7 +100,8 @@ impl RankPlanes {
 
     /// Returns the shapes of this rank's planes with `pages` pages and `slots` slots.
     pub fn shape(&self, pages: usize, slots: usize) -> PlanesShape {
-        PlanesShape { kv: self.kv_shape(pages), slot_bytes: self.slot_bytes().collect(), slots }
+        let (kv, kv_scales) = (self.kv_shape(pages), self.kv_scales.clone());
+        PlanesShape { kv, kv_scales, slot_bytes: self.slot_bytes().collect(), slots }
     }
 
     /// Returns the declaration of a text model with this rank's planes.
@@ -82,7 +109,8 @@ impl RankPlanes {
         let page_tokens = self.page_tokens;
         let kv = self.kv_shape(0).map(|kv| {
             let bytes_per_entry = (kv.page_bytes() / page_tokens.max(1)) as u64;
-            let kind = PlaneKind::Paged { page_tokens: page_tokens as u32, ratio: 1, bytes_per_entry };
+            let (page_tokens, element_type) = (page_tokens as u32, element_type(self.kv_type));
+            let kind = PlaneKind::Paged { page_tokens, ratio: 1, bytes_per_entry, element_type };
             Plane { name: KV_PLANE.into(), kind }
         });
         let slots = self.slots.iter().zip(self.slot_bytes()).map(|(plane, bytes)| Plane {
@@ -95,14 +123,20 @@ impl RankPlanes {
     /// Returns the layout of pages and slots on the wire, which is equal for groups of any size. `kv_format` names the
     /// device's layout of keys and values.
     pub fn layout(&self, kv_format: &str) -> PageLayout {
-        let Self { page_tokens, dtype, .. } = *self;
+        let Self { page_tokens, kv_type, .. } = *self;
         let kv = self.kv.map(|KvPlane { layers, heads, head_dim }| {
-            let unit_bytes = 2 * page_tokens * head_dim * dtype.bytes();
+            let unit_bytes = 2 * page_tokens * head_dim * kv_type.bytes();
             PlaneLayout {
                 name: KV_PLANE.into(),
                 storage: PlaneStorage::Pages { ratio: 1 },
                 sections: vec![Section { units: heads, unit_bytes }; layers],
-                format: format!("{dtype:?} heads of {head_dim}, {kv_format}"),
+                format: match kv_type {
+                    KvType::Full(dtype) => format!("{dtype:?} heads of {head_dim}, {kv_format}"),
+                    KvType::Fp8(_) => {
+                        let scales = self.scale_bits();
+                        format!("fp8 heads of {head_dim}, scales [{scales}], {kv_format}")
+                    }
+                },
             }
         });
         let slots = self.slots.iter().map(|&SlotPlane { name, layers, units, unit_bytes }| PlaneLayout {
@@ -112,5 +146,21 @@ impl RankPlanes {
             format: format!("units of {unit_bytes} bytes"),
         });
         PageLayout { page_tokens, planes: kv.into_iter().chain(slots).collect() }
+    }
+
+    /// The bits of all scales, as text.
+    fn scale_bits(&self) -> String {
+        let bits = |scales: &KvScales| format!("{:x} {:x}", scales.key.to_bits(), scales.value.to_bits());
+        self.kv_scales.iter().map(bits).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// Returns the name of a type in declarations.
+fn element_type(kv_type: KvType) -> ElementType {
+    match kv_type {
+        KvType::Full(WeightType::F32) => ElementType::F32,
+        KvType::Full(WeightType::F16) => ElementType::F16,
+        KvType::Full(WeightType::Bf16) => ElementType::Bf16,
+        KvType::Fp8(_) => ElementType::Fp8,
     }
 }

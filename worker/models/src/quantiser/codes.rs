@@ -12,10 +12,10 @@ use std::{
     thread,
 };
 
-use tutti_kernels::WeightType;
+use tutti_kernels::{WeightType, e4m3};
 
 use super::QuantiserScheme;
-use crate::weights::{e4m3, store, widen};
+use crate::weights::{store, widen};
 
 /// Number of codes of four bits per word.
 pub(super) const PER_WORD: usize = 8;

@@ -140,6 +140,12 @@ impl Config {
         })
     }
 
+    /// Names in the checkpoint of the attention modules, in order of their layers.
+    pub fn attention_modules(&self) -> Vec<String> {
+        let full = self.layers.iter().enumerate().filter(|(_, kind)| **kind == LayerKind::Full);
+        full.map(|(layer, _)| format!("{}layers.{layer}.self_attn", self.prefix)).collect()
+    }
+
     /// Number of layers of a kind.
     pub fn count(&self, kind: LayerKind) -> usize {
         self.layers.iter().filter(|layer| **layer == kind).count()

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use tutti_kernels::{
-    Device, DeviceError, HostMatrix, INT4_GROUP, Quantize, QuantizedRows, WeightType, collective::GroupRank,
+    Device, DeviceError, HostMatrix, INT4_GROUP, Quantize, QuantizedRows, collective::GroupRank,
 };
 
 use super::{
@@ -97,11 +97,6 @@ impl<'a, D: Device> Loader<'a, D> {
     /// Returns the device, on which callers allocate buffers.
     pub fn device(&mut self) -> &mut D {
         self.device
-    }
-
-    /// Returns the stored type of a tensor.
-    pub fn dtype(&self, spec: &TensorSpec) -> Result<WeightType, LoadError> {
-        self.source.check(spec)
     }
 
     /// Loads several matrices as one matrix, one below another.

@@ -3,7 +3,6 @@
 //! [`held`] prepares. For all others, they are dequantised here and nowhere else.
 
 mod awq;
-pub(crate) mod e4m3;
 mod float8;
 mod fp4;
 mod gptq;
@@ -17,7 +16,7 @@ mod packed;
 use std::ops::Range;
 
 use half::{bf16, f16};
-use tutti_kernels::{OffsetKind, QuantizedType, ScaleType, WeightType};
+use tutti_kernels::{OffsetKind, QuantizedType, ScaleType, WeightType, e4m3};
 
 pub(super) use self::groups::Groups;
 pub(crate) use self::held::HeldForm;

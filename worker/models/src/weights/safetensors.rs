@@ -112,6 +112,11 @@ impl SafetensorsDir {
         Self { quantisation, ..self }
     }
 
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.dir
+    }
+
     /// True if the files hold a tensor of this name.
     pub fn has(&self, name: &str) -> bool {
         self.name_in_files(name).is_some()
@@ -217,7 +222,7 @@ impl SafetensorsDir {
     }
 
     /// Returns a tensor in its stored type.
-    fn raw(&self, name: &str) -> Option<RawTensor<'_>> {
+    pub(super) fn raw(&self, name: &str) -> Option<RawTensor<'_>> {
         let name = self.name_in_files(name)?;
         let file = &self.files[self.file_of[name]];
         let info = &file.header.tensors[name];

@@ -83,7 +83,7 @@ impl Source {
     }
 
     /// Notes that the model uses a tensor.
-    pub(super) fn mark_used(&mut self, name: &str) {
+    pub fn mark_used(&mut self, name: &str) {
         match self {
             Self::Files(files) => files.mark_used(name),
             Self::Gguf(file) => file.mark_used(name),

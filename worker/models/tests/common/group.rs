@@ -42,6 +42,11 @@ pub fn of_ranks_as<T>(
     of_ranks_over(size, &options(dir, load_format, quantize), &|_, group| group, act)
 }
 
+/// Runs [`of_ranks`] with these options.
+pub fn of_ranks_with<T>(size: usize, options: &LoadOptions, act: impl FnOnce(&mut dyn Model) -> T) -> T {
+    of_ranks_over(size, options, &|_, group| group, act)
+}
+
 /// Runs [`of_ranks`] with whole experts on each rank.
 pub fn of_ranks_with_whole_experts<T>(
     size: usize,

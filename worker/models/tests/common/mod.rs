@@ -15,7 +15,8 @@ use tutti_kernels::{
     cpu::{CpuDevice, Isa},
 };
 use tutti_models::{
-    DecoderDevice, LoadError, LoadFormat, LoadOptions, LogitRequests, LogitResults, Model, Quantize, load,
+    DecoderDevice, KvCacheDtype, LoadError, LoadFormat, LoadOptions, LogitRequests, LogitResults, Model,
+    Quantize, load,
 };
 
 pub const PAGE_TOKENS: usize = 16;
@@ -60,6 +61,7 @@ pub fn options(dir: &Path, load_format: LoadFormat, quantize: Quantize) -> LoadO
         dir: dir.into(),
         load_format,
         quantize,
+        kv_cache_dtype: KvCacheDtype::Auto,
         max_step_tokens: MAX_STEP_TOKENS,
         page_tokens: PAGE_TOKENS,
         expert_parallel: false,

@@ -13,6 +13,7 @@ mod expert_loads;
 mod hybrid;
 mod int8;
 mod invariance;
+mod kv_fp8;
 mod loading;
 mod long;
 mod media;

@@ -19,6 +19,7 @@ fn try_load(dir: &Path, nodes: Option<&[&str]>) -> Result<Box<dyn Model>, LoadEr
     let nodes = nodes.map(|nodes| nodes.iter().map(|&node| node.to_owned()).collect());
     let (load_format, page_tokens) = (LoadFormat::Dummy, PAGE_TOKENS);
     let options = LoadOptions {
+        kv_cache_dtype: tutti_models::KvCacheDtype::Auto,
         dir: dir.into(),
         load_format,
         max_step_tokens: MAX_STEP_TOKENS,

@@ -21,7 +21,12 @@ impl Model {
 
     pub fn declaration(&self, page_tokens: usize) -> ModelDeclaration {
         let page_tokens = page_tokens as u32;
-        let paged = |ratio: &u32| PlaneKind::Paged { page_tokens, ratio: *ratio, bytes_per_entry: 64 };
+        let paged = |ratio: &u32| PlaneKind::Paged {
+            page_tokens,
+            ratio: *ratio,
+            bytes_per_entry: 64,
+            element_type: tutti_proto::cluster::v1::ElementType::Unspecified,
+        };
         let slot = |bytes: &u64| PlaneKind::Slot { bytes: *bytes };
         let kinds = self.ratios.iter().map(paged).chain(self.slots.iter().map(slot));
         let plane = |(index, kind)| Plane { name: format!("plane {index}"), kind };

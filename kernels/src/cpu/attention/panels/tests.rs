@@ -1,5 +1,5 @@
 use super::*;
-use crate::{KvShape, WeightType};
+use crate::{KvShape, KvType, WeightType};
 
 const HEAD_DIM: usize = 32;
 const KV_HEADS: usize = 4;
@@ -8,7 +8,7 @@ const DTYPE: WeightType = WeightType::Bf16;
 /// The layout of pages with `page_tokens` tokens, its strides, and the number of elements of the pool.
 fn pool(page_tokens: usize, pages: usize) -> (Layout, Strides, usize) {
     let (layers, kv_heads, head_dim, dtype) = (1, KV_HEADS, HEAD_DIM, DTYPE);
-    let shape = KvShape { layers, kv_heads, head_dim, page_tokens, pages, dtype };
+    let shape = KvShape { layers, kv_heads, head_dim, page_tokens, pages, dtype: KvType::Full(dtype) };
     let elements = 2 * pages * KV_HEADS * page_tokens * HEAD_DIM;
     (Layout::new(&shape, 0), Strides::new(page_tokens, HEAD_DIM), elements)
 }

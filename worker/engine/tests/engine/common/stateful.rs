@@ -230,6 +230,7 @@ fn cpu() -> CpuDevice {
 
 fn dummy_on(dir: &Path, device: CpuDevice) -> Box<dyn Model> {
     let options = LoadOptions {
+        kv_cache_dtype: tutti_models::KvCacheDtype::Auto,
         dir: dir.into(),
         load_format: LoadFormat::Dummy,
         quantize: Quantize::None,

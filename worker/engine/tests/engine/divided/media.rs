@@ -38,6 +38,7 @@ fn model(encoded_together: bool, max_call_tokens: Option<u32>) -> Box<dyn Model>
     });
     std::fs::write(dir.path().join("config.json"), config.to_string()).expect("it is writable");
     let options = LoadOptions {
+        kv_cache_dtype: tutti_models::KvCacheDtype::Auto,
         dir: dir.path().into(),
         load_format: LoadFormat::Dummy,
         quantize: Quantize::None,

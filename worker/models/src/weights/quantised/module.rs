@@ -4,9 +4,8 @@ use std::path::Path;
 
 use half::{bf16, f16};
 use safetensors::tensor::Dtype;
-use tutti_kernels::ScaleType;
+use tutti_kernels::{ScaleType, e4m3};
 
-use super::e4m3;
 use crate::LoadError;
 
 /// A tensor of a file, in its stored type.

@@ -17,6 +17,7 @@ use crate::{
 
 fn open(dir: &Path) -> Result<SafetensorsDir, LoadError> {
     let options = LoadOptions {
+        kv_cache_dtype: crate::KvCacheDtype::Auto,
         dir: dir.into(),
         load_format: LoadFormat::Auto,
         quantize: Quantize::None,

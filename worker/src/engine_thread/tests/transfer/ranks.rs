@@ -106,6 +106,7 @@ impl Group {
     fn real() -> Self {
         Self::new(|_, data| {
             let options = LoadOptions {
+                kv_cache_dtype: tutti_models::KvCacheDtype::Auto,
                 dir: Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tutti-tiny/checkpoint"),
                 load_format: LoadFormat::Auto,
                 quantize: Quantize::None,
