@@ -6,7 +6,7 @@ settings! {
     /// The model, and its limits for clients.
     pub struct ModelSettings {
         "Model" => {
-            /// Hugging Face checkpoint, a directory or a hub id; or a GGUF file, also HUB_ID/FILE.gguf
+            /// Hugging Face checkpoint, a directory or a hub id; or a GGUF file, also ORG/NAME/FILE.gguf of a hub
             model: Option<String> = None, unit "DIR|FILE|HUB_ID", default "the small model in this binary";
             /// Name of the model in the API, or several with commas between them; answers have the first
             served_model_name: Option<String> = None, unit "NAME[,NAME]...", default "the hub id or the directory's name";

@@ -390,7 +390,7 @@ pub struct PagedPlane {
     /// Bytes per entry, over all layers.
     #[prost(uint64, tag = "3")]
     pub bytes_per_entry: u64,
-    /// Type of the elements. All workers that share requests have the same.
+    /// Type of the elements. All workers that have planes have the same.
     #[prost(enumeration = "ElementType", tag = "4")]
     pub element_type: i32,
 }

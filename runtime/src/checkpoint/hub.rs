@@ -48,9 +48,10 @@ impl FromStr for HubId {
         let has_file = parts.len() > 2 && text.ends_with(GGUF);
         let (of_repo, of_file) = parts.split_at(if has_file { 2 } else { parts.len() });
         if of_repo.len() > 2 {
-            return Err("there is no such directory, and an id has at most one \"/\", \
-                        or also the path of a GGUF file"
-                .into());
+            return Err(
+                "there is no such directory, and an id has at most one \"/\", or is ORG/NAME/FILE.gguf"
+                    .into(),
+            );
         }
         for part in &parts {
             let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);

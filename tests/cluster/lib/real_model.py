@@ -2,8 +2,8 @@
 package, and with llama.cpp if a Python with llama_cpp is named.
 
 Greedy answers must have the tokens of transformers. Where one differs, the two tokens must be closer in transformers'
-logits than 99 % of the cluster's logprobs are to transformers' on the text whose perplexity is measured. Perplexities
-of that text must agree to half a percent. The exit code is 1 if one of these does not hold.
+logits than the 99th percentile of the differences of logprobs on the text whose perplexity is measured. Perplexities of
+that text must agree to half a percent. The exit code is 1 if one of these does not hold.
 """
 
 import argparse

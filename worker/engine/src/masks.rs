@@ -120,8 +120,8 @@ impl Masks {
     }
 
     /// Advances requests by committed tokens. A request whose last mask was slow is left out of steps until the next
-    /// one is ready. Any other one may have a row in a step whose forward runs before its mask can be made. So is every
-    /// request of a model whose rows [cannot run again](Self::await_all).
+    /// one is ready. So is every request of a model whose rows [cannot run again](Self::await_all). Any other one may
+    /// have a row in a step whose forward runs before its mask can be made.
     pub fn advance(&mut self, tokens: Vec<(Guide, u32)>, scheduler: &mut Scheduler) {
         let mut jobs = Vec::with_capacity(tokens.len());
         for (guide, token) in tokens {

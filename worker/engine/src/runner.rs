@@ -3,7 +3,7 @@
 //! The logits of a step follow its forward at once, unless a mask depends on a token of a step in flight. Then they are
 //! pending until that step is committed, and the forward runs meanwhile. No other step is enqueued until then.
 //!
-//! No row runs twice. A model that refuses a forward has not run any of it, so the forward's chunks are enqueued again
+//! No forward is enqueued twice. A model that refuses a forward has not run any of it, so the forward's chunks are enqueued again
 //! one by one, and only the rows at fault fail. Once a forward is enqueued, a row can fail only by itself, and any
 //! other error is the loss of the device.
 //!

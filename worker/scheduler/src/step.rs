@@ -143,7 +143,7 @@ pub enum RowOutcome {
 /// The reason for which no token was sampled from a terminal row of a request whose output follows a constraint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotSampled {
-    /// The mask was not ready in time. The row is planned again.
+    /// The mask was not ready in time, or not when the last forward of the step was enqueued. The row is planned again.
     Late,
     /// The row did not run, because it continues a row from which no token was sampled. The request's earlier row
     /// decides what follows.

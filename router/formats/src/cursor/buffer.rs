@@ -145,7 +145,7 @@ impl Buffer {
 
     /// Looks for the first marker of a set that has at most `bytes` bytes before it, and not further.
     pub fn search_near(&mut self, bytes: usize, markers: &Markers) -> Search {
-        // Markers begin with a character, so one behind the next border is too far.
+        // The search reaches one character beyond the bound, which shows that a text is too long.
         let last = self.at + self.rest().floor_char_boundary(bytes);
         let to = self.text.len().min(last + self.text[last..].chars().next().map_or(0, char::len_utf8));
         self.search_to(to, markers)

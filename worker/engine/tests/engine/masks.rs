@@ -8,7 +8,7 @@ use tutti_proto::{
     v1::constraint::Kind,
 };
 use tutti_runtime::{Error, ErrorKind};
-use tutti_settings::{Admission, ByteSize};
+use tutti_settings::{Admission, ByteSize, Chunking};
 
 use crate::common::{
     InFlight, PAGE_BYTES, any_request, constrained, constrained_engine, engine, launch, regex, right, run,
@@ -80,6 +80,19 @@ fn late_masks_change_no_token() {
 }
 
 /// With two steps in flight, the forward of a step runs before the masks of the step before can be made.
+/// A row whose mask needs a token in flight is left out of a step that runs several forwards, and runs again.
+#[test]
+fn steps_of_several_forwards_change_no_token() {
+    let mut again = 0;
+    for in_flight in InFlight::ALL {
+        let settings = EngineSettings { chunking: Chunking::Engine, max_step_tokens: 4, ..settings() };
+        let mut engine = constrained_engine(&settings, in_flight);
+        check(&format!("{in_flight:?}"), &mut engine, &mixture());
+        again += engine.load().masks.unwrap().late;
+    }
+    assert!(again > 0, "no row was left out of a step");
+}
+
 #[test]
 fn a_constrained_row_is_in_every_step_of_a_device_with_two_in_flight() {
     for is_late in [false, true] {

@@ -26,8 +26,13 @@ const KV_CACHE_SCHEME: &str = "kv_cache_scheme";
 const NUM_BITS: Key<usize> = Key::size("num_bits", 8);
 const TYPE: Key<String> = Key::choice("type", &["float"]);
 const STRATEGY: Key<String> = Key::choice("strategy", &["tensor"]);
+const SYMMETRIC: Key<bool> = Key::flag("symmetric");
+const DYNAMIC: Key<bool> = Key::flag("dynamic");
 /// The name that ModelOpt has for the scheme.
 const KV_CACHE_QUANT_ALGO: Key<String> = Key::choice("kv_cache_quant_algo", &["FP8"]);
+
+/// Least and greatest scale, so that products with a scale neither overflow nor vanish.
+const RANGE: (f32, f32) = (1.0 / (1_u64 << 60) as f32, (1_u64 << 60) as f32);
 
 /// Returns the scales of these attention modules for keys and values in fp8. Empty if the checkpoint has none, so that
 /// all are 1. Refuses a checkpoint whose scales are for another form.
@@ -37,11 +42,14 @@ pub(crate) fn read(
     options: &LoadOptions,
 ) -> Result<Vec<KvScales>, LoadError> {
     let Source::Files(files) = source else { return Ok(Vec::new()) };
-    if !gguf::is_file(&options.dir) {
-        check_scheme(&ConfigFile::read(&options.dir)?)?;
-    }
+    let has_scheme = !gguf::is_file(&options.dir) && check_scheme(&ConfigFile::read(&options.dir)?)?;
     let scales = modules.iter().map(|module| of_module(files, module)).collect::<Result<Vec<_>, _>>()?;
     if scales.iter().all(Option::is_none) {
+        if has_scheme {
+            tracing::warn!(
+                "{KV_CACHE_SCHEME} names scales of keys and values, but there are none: all are 1"
+            );
+        }
         return Ok(Vec::new());
     }
     let missing = |module: &String| LoadError::Tensor {
@@ -61,21 +69,29 @@ pub(crate) fn mark_used(source: &mut Source, modules: &[String]) {
     }
 }
 
-/// Refuses a checkpoint whose config says that keys and values are not in fp8 with one scale per tensor.
-fn check_scheme(file: &ConfigFile) -> Result<(), LoadError> {
+/// Refuses a checkpoint whose config says that keys and values are not in fp8 with one static scale per tensor. Returns
+/// whether the config has such a scheme.
+fn check_scheme(file: &ConfigFile) -> Result<bool, LoadError> {
     let config = file.keys().section(QUANTIZATION_CONFIG)?;
     if config.is_missing() {
-        return Ok(());
+        return Ok(false);
     }
-    config.get(&KV_CACHE_QUANT_ALGO)?;
+    let of_modelopt = config.get(&KV_CACHE_QUANT_ALGO)?.is_some();
     let scheme = config.section(KV_CACHE_SCHEME)?;
     if scheme.is_missing() {
-        return Ok(());
+        return Ok(of_modelopt);
     }
     scheme.get(&TYPE)?;
     scheme.get(&STRATEGY)?;
+    for (key, supported) in [(&SYMMETRIC, true), (&DYNAMIC, false)] {
+        if scheme.get(key)? == Some(!supported) {
+            return Err(
+                scheme.invalid(key, format!("{} is not supported; supported: {supported}", !supported))
+            );
+        }
+    }
     match scheme.get(&NUM_BITS)? {
-        None | Some(8) => Ok(()),
+        None | Some(8) => Ok(true),
         Some(other) => Err(scheme.invalid(&NUM_BITS, format!("{other} is not supported; supported: 8"))),
     }
 }
@@ -106,7 +122,7 @@ fn scale(files: &SafetensorsDir, module: &str, name: &str) -> Result<f32, LoadEr
         );
     }
     match tensor.float(0) {
-        scale if scale.is_finite() && scale > 0.0 => Ok(scale),
-        scale => Err(tensor.fault(format!("is {scale}, but a scale is above 0"))),
+        scale if (RANGE.0..=RANGE.1).contains(&scale) => Ok(scale),
+        scale => Err(tensor.fault(format!("is {scale}, but a scale is from 2^-60 to 2^60"))),
     }
 }

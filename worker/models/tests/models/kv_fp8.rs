@@ -259,6 +259,8 @@ fn a_scheme_of_another_form_is_refused_by_its_key() {
     refuses(scheme(json!({"num_bits": 4, "type": "float"})).path(), &["kv_cache_scheme.num_bits", "4"]);
     let heads = json!({"num_bits": 8, "type": "float", "strategy": "attn_head"});
     refuses(scheme(heads).path(), &["kv_cache_scheme.strategy", "attn_head"]);
+    refuses(scheme(json!({"symmetric": false})).path(), &["kv_cache_scheme.symmetric", "false"]);
+    refuses(scheme(json!({"dynamic": true})).path(), &["kv_cache_scheme.dynamic", "true"]);
     let sound = scheme(json!({"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": false}));
     loaded(&with(KvCacheDtype::Fp8, sound.path(), Auto));
 }
