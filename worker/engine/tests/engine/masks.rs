@@ -80,17 +80,13 @@ fn late_masks_change_no_token() {
 }
 
 /// With two steps in flight, the forward of a step runs before the masks of the step before can be made.
-/// A row whose mask needs a token in flight is left out of a step that runs several forwards, and runs again.
+/// With chunking by the engine, a step may run several forwards.
 #[test]
 fn steps_of_several_forwards_change_no_token() {
-    let mut again = 0;
     for in_flight in InFlight::ALL {
         let settings = EngineSettings { chunking: Chunking::Engine, max_step_tokens: 4, ..settings() };
-        let mut engine = constrained_engine(&settings, in_flight);
-        check(&format!("{in_flight:?}"), &mut engine, &mixture());
-        again += engine.load().masks.unwrap().late;
+        check(&format!("{in_flight:?}"), &mut constrained_engine(&settings, in_flight), &mixture());
     }
-    assert!(again > 0, "no row was left out of a step");
 }
 
 #[test]
