@@ -134,15 +134,16 @@ def test_two_thousand_streams_at_once_leave_memory_as_it_was(start, figure, tmp_
     for what, values in (("resident, kB", resident), ("allocated, (bytes, blocks)", live)):
         figure(f"conductor after each wave: {what}: {[value[cluster.pid] for value in values]}")
     # The first waves fill pools and caches. Between the second and the fourth wave, no memory may leak. Each request
-    # takes some hundred blocks. How many pages stay cached after a wave depends on the requests that end last, and each
-    # page takes a block or two.
+    # takes some hundred blocks, and a leak is at least one of them. Pools grow until about the sixth wave, by up to half
+    # a block per request (30,400 blocks after the second wave, 32,700 after the sixth and the tenth). How many pages
+    # stay cached after a wave depends on the requests that end last, and each page takes a block or two.
     requests = 2 * STREAMS_AT_ONCE
     for pid in pids:
         (bytes_before, blocks_before), (bytes_after, blocks_after) = live[1][pid], live[3][pid]
         share = requests if pid == cluster.pid else requests / 8
         growth = max(cached[3][pid] - cached[1][pid], 0)
         seen = pids[pid], live[1][pid], live[3][pid], growth
-        assert blocks_after - blocks_before < share / 2 + 2 * growth, seen
+        assert blocks_after - blocks_before < 3 * share / 4 + 2 * growth, seen
         assert bytes_after - bytes_before < share * 256 + 256 * growth, seen
         # Other resident memory is free memory between live blocks, which the next wave uses again.
         assert resident[3][pid] < resident[1][pid] * 1.15, (pids[pid], resident[1][pid], resident[3][pid])
