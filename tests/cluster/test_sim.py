@@ -134,9 +134,9 @@ def test_two_thousand_streams_at_once_leave_memory_as_it_was(start, figure, tmp_
     for what, values in (("resident, kB", resident), ("allocated, (bytes, blocks)", live)):
         figure(f"conductor after each wave: {what}: {[value[cluster.pid] for value in values]}")
     # The first waves fill pools and caches. Between the second and the fourth wave, no memory may leak. Each request
-    # takes some hundred blocks, and a leak is at least one of them. Pools grow until about the sixth wave, by up to half
-    # a block per request (30,400 blocks after the second wave, 32,700 after the sixth and the tenth). How many pages
-    # stay cached after a wave depends on the requests that end last, and each page takes a block or two.
+    # takes some hundred blocks, and a leak is at least one of them. Pools grow until about the sixth wave, by up to
+    # half a block per request (30,400 blocks after the second wave, 32,700 after the sixth and the tenth). How many
+    # pages stay cached after a wave depends on the requests that end last, and each page takes a block or two.
     requests = 2 * STREAMS_AT_ONCE
     for pid in pids:
         (bytes_before, blocks_before), (bytes_after, blocks_after) = live[1][pid], live[3][pid]

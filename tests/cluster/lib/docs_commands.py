@@ -72,7 +72,7 @@ COMMANDS = [
     (r"tests/load-clients", "not run: it fetches 1.5 GB of packages, and takes five minutes"),
     (r"tests/agents", "tests/run: without LiteLLM and Node"),
     (r"tests/memory-comes-back", "not run: it measures, for some minutes, and the router keeps more than it asks for"),
-    (r"tests/real-model", "not run: it measures, for a quarter of an hour; `test_gguf.py` asks the same model for five answers"),
+    (r"tests/real-model( --llama-cpp PYTHON)?", "not run: it measures, for a quarter of an hour; `test_gguf.py` asks the same model for five answers"),
     (r"tests/fuzzing/seeds (un)?pack target/seeds( config)?", "tests/fuzz, tests/run: unpacks; packs again"),
     (r"tests/page( pictures)?", "not run: fetches a browser; run it when router/page changes"),
     (r"cargo build (--release )?--bins", "tests/run: in a debug build"),

@@ -3,9 +3,9 @@
 //! The logits of a step follow its forward at once, unless a mask depends on a token of a step in flight. Then they are
 //! pending until that step is committed, and the forward runs meanwhile. No other step is enqueued until then.
 //!
-//! No forward is enqueued twice. A model that refuses a forward has not run any of it, so the forward's chunks are enqueued again
-//! one by one, and only the rows at fault fail. Once a forward is enqueued, a row can fail only by itself, and any
-//! other error is the loss of the device.
+//! No forward is enqueued twice. A model that refuses a forward has not run any of it, so the forward's chunks are
+//! enqueued again one by one, and only the rows at fault fail. Once a forward is enqueued, a row can fail only by
+//! itself, and any other error is the loss of the device.
 //!
 //! A row whose results are not finite fails its own request. A broken device or damaged weights would fail every
 //! request in this way for ever. So the device counts as lost after [`NOT_FINITE_LIMIT`] such rows with no sound row
