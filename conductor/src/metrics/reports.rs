@@ -122,7 +122,8 @@ const REPORTED: [Reported; 23] = [
     },
     Reported {
         name: "worker_masks_late",
-        help: "Rows planned again, because their mask was late or their step ran several forwards, since the worker's process began",
+        help: "Rows planned again, because their mask was late or their step ran several forwards, since the \
+               worker's process began",
         value: |load| masks(load).late as i64,
     },
     Reported {

@@ -143,7 +143,8 @@ pub enum RowOutcome {
 /// The reason for which no token was sampled from a terminal row of a request whose output follows a constraint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotSampled {
-    /// The mask was not ready in time, or not when the last forward of the step was enqueued. The row is planned again.
+    /// The mask was not ready in time, or the step ran several forwards and could not wait for a token in flight, on
+    /// which the mask depends. The row is planned again.
     Late,
     /// The row did not run, because it continues a row from which no token was sampled. The request's earlier row
     /// decides what follows.

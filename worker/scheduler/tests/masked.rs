@@ -129,6 +129,24 @@ fn a_request_that_runs_ahead_has_two_rows_in_flight() {
 }
 
 #[test]
+fn a_row_that_continues_a_late_one_can_be_aborted() {
+    let mut scheduler = scheduler(SchedulerConfig { steps_in_flight: 2, ..config() });
+    scheduler.add(masked(1, 8, 9)).unwrap();
+    let prefill = plan(&mut scheduler).unwrap();
+    let _ = commit(&mut scheduler, prefill);
+    scheduler.run_ahead(key(1), true);
+    let (first, second) = (plan(&mut scheduler).unwrap(), plan(&mut scheduler).unwrap());
+    late(&mut scheduler, first, 1);
+    scheduler.abort(second);
+    let (again, next) = (plan(&mut scheduler).unwrap(), plan(&mut scheduler).unwrap());
+    assert_eq!((again.rows[0].positions.clone(), again.rows[0].continues), (8..9, false));
+    assert_eq!((next.rows[0].positions.clone(), next.rows[0].continues), (9..10, true));
+    let _ = commit(&mut scheduler, again);
+    let _ = commit(&mut scheduler, next);
+    assert_eq!(plan(&mut scheduler).unwrap().rows[0].positions, 10..11);
+}
+
+#[test]
 fn a_late_row_is_planned_again_as_if_it_had_not_been_there() {
     for steps_in_flight in [1, 2] {
         let mut scheduler = scheduler(SchedulerConfig { steps_in_flight, ..config() });

@@ -104,7 +104,7 @@ const ROPE_TYPES: &[&str] = &["default", "mrope", "yarn", "llama3", "divisors"];
 pub(crate) const ROPE_TYPE: Key<String> = Key::choice("rope_type", ROPE_TYPES);
 /// The older spelling of `rope_type`. Some files have both keys.
 pub(crate) const OLDER_ROPE_TYPE: Key<String> = Key::choice("type", ROPE_TYPES);
-/// What each frequency is divided by under the rope_type "divisors", which only GGUF files have.
+/// The divisor of each frequency under the rope_type "divisors", which only GGUF files have.
 pub(crate) const DIVISORS: Key<Vec<f64>> = Key::numbers("divisors", MAX_HEAD_DIM / 2, MAX_FACTOR);
 pub(crate) const FACTOR: Key<f64> = Key::number("factor", Above(0.0), MAX_FACTOR);
 pub(crate) const ORIGINAL_MAX_POSITION_EMBEDDINGS: Key<usize> =

@@ -89,9 +89,12 @@ impl Running {
             self.initial = initial;
             save.iter().for_each(|&slot| pool.give_back_slot(slot));
         }
-        self.planned.computed = row.positions.start;
-        self.planned.generated -= u32::from(row.is_terminal());
-        self.planned.epoch = row.epoch;
+        // The commit of a late row has taken back the row that continues it, too.
+        if self.planned.computed == row.positions.end {
+            self.planned.computed = row.positions.start;
+            self.planned.generated -= u32::from(row.is_terminal());
+            self.planned.epoch = row.epoch;
+        }
         self.in_flight -= 1;
     }
 
