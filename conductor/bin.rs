@@ -4,6 +4,9 @@
 //! file. `conductor kernels` compiles GPU kernels, and `conductor quantize` writes a quantised checkpoint. `conductor
 //! status`, `drain` and `trace` call a running conductor. These commands serve nothing.
 
+#[cfg(all(feature = "jemalloc", not(feature = "media-test-model")))]
+#[path = "../runtime/executable/allocator.rs"]
+mod allocator;
 #[path = "bin/backend.rs"]
 mod backend;
 #[path = "bin/front.rs"]

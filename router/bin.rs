@@ -1,5 +1,9 @@
 //! The `router` executable: a stand-alone front door to conductors that run elsewhere.
 
+#[cfg(all(feature = "jemalloc", not(feature = "media-test-model")))]
+#[path = "../runtime/executable/allocator.rs"]
+mod allocator;
+
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

@@ -1,5 +1,9 @@
 //! The `worker` binary: a worker that joins a conductor by hand.
 
+#[cfg(all(feature = "jemalloc", not(feature = "media-test-model")))]
+#[path = "../runtime/executable/allocator.rs"]
+mod allocator;
+
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
