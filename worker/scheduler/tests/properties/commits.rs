@@ -38,9 +38,12 @@ impl Simulation<'_> {
         let live = self.live.get_mut(&key).unwrap_or_else(|| panic!("{key} committed after its end"));
         live.in_flight -= 1;
         assert!(!commit.is_void, "{key} has not ended, but its row is void");
+        let is_sampled = !matches!(outcome, RowOutcome::NotSampled(_));
         let mut expected = None;
         if let RowOutcome::Failed(why) = outcome {
             expected = Some(Outcome::Failed(why));
+        } else if let RowOutcome::NotSampled(why) = outcome {
+            expected = self.check_not_sampled(&commit, why);
         } else {
             live.committed.computed = commit.row.positions.end;
             live.committed.passes += 1;
@@ -57,7 +60,8 @@ impl Simulation<'_> {
         assert_eq!(commit.ending.as_ref().map(|e| e.outcome.clone()), expected);
         match commit.ending {
             Some(ending) => self.end(ending),
-            None => self.computed_for_others(&commit.row, commit.sampled.is_some()),
+            None if is_sampled => self.computed_for_others(&commit.row, commit.sampled.is_some()),
+            None => {}
         }
     }
 

@@ -1,6 +1,6 @@
 //! A model of a device. Enqueued steps run in order, each at a random time before its commit.
 
-use tutti_scheduler::{PageId, RowOutcome, SlotCopy, SlotId, StepPlan};
+use tutti_scheduler::{NotSampled, PageId, RowOutcome, SlotCopy, SlotId, StepPlan};
 
 use crate::{
     Simulation,
@@ -82,7 +82,9 @@ impl Simulation<'_> {
         for copy in &flight.step.copies {
             device.slots.copy(*copy);
         }
-        for row in &flight.step.rows {
+        let is_void = |outcome: &RowOutcome| matches!(outcome, RowOutcome::NotSampled(NotSampled::Void));
+        let ran = || flight.step.rows.iter().zip(&flight.outcomes).filter(|(_, outcome)| !is_void(outcome));
+        for (row, _) in ran() {
             let request = live.get(&row.key).or_else(|| draining.get(&row.key)).expect("its row is not back");
             if !request.poisoned {
                 let found =
@@ -91,13 +93,16 @@ impl Simulation<'_> {
                 device.slots.check(row, &request.history);
             }
         }
-        for (row, outcome) in flight.step.rows.iter().zip(&flight.outcomes) {
+        for (row, outcome) in ran() {
             let request = live.get_mut(&row.key).or_else(|| draining.get_mut(&row.key));
             let request = request.expect("its row is not back");
             request.poisoned |= matches!(outcome, RowOutcome::Failed(_));
             let (history, sound) = (&request.history, !request.poisoned);
             device.pages.write(&row.block_table, row.positions.clone(), history, sound);
-            device.slots.advance(row, history, sound);
+            match outcome {
+                RowOutcome::NotSampled(_) => device.slots.advance_unsampled(row),
+                _ => device.slots.advance(row, history, sound),
+            }
         }
     }
 
@@ -113,13 +118,18 @@ impl Simulation<'_> {
             let key = row.key;
             let live = self.live.get_mut(&key).or_else(|| self.draining.get_mut(&key));
             let live = live.expect("its row is not back");
-            self.device.pages.write(&row.block_table, row.positions.clone(), &live.history, false);
-            if row.is_terminal() {
-                live.history.pop();
-                live.planned.generated -= 1;
+            if live.is_taken_back() {
+                live.taken_back -= 1;
+                self.seen.taken_back_aborted += 1;
+            } else {
+                self.device.pages.write(&row.block_table, row.positions.clone(), &live.history, false);
+                if row.is_terminal() {
+                    live.history.pop();
+                    live.planned.generated -= 1;
+                }
+                live.planned.computed = row.positions.start;
+                live.planned.passes -= 1;
             }
-            live.planned.computed = row.positions.start;
-            live.planned.passes -= 1;
             live.in_flight -= 1;
             live.initialised &= !begins;
             self.drop_drained(key);

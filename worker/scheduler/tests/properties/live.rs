@@ -1,7 +1,7 @@
 //! The oracle's knowledge of a request, from its arrival until its last row is committed or aborted.
 
 use tutti_proto::declaration::WalkId;
-use tutti_scheduler::{Finish, Outcome, RowOutcome, SlotId};
+use tutti_scheduler::{Finish, NotSampled, Outcome, RowOutcome, SlotId};
 
 use crate::{
     common::{AUDIO, EOS, STOP, TEXT},
@@ -56,6 +56,12 @@ pub struct Live<'a> {
     /// Number of consecutive steps that were planned without the request, although it was to decode and was first in
     /// `order` among the requests with a slot.
     pub led_in_vain: usize,
+    /// The turn in which the mask of the next token is ready. `None` while it is ready.
+    pub mask_due: Option<usize>,
+    /// Number of rows in flight that continue a late row, whose commit has taken them back.
+    pub taken_back: usize,
+    /// The reason for which the constraint ends the request, once it is reported.
+    pub constraint_end: Option<NotSampled>,
 }
 
 impl<'a> Live<'a> {
@@ -82,6 +88,9 @@ impl<'a> Live<'a> {
             passed_over: 0,
             order,
             led_in_vain: 0,
+            mask_due: arrival.masked.map(|masked| turn + masked.first).filter(|due| *due > turn),
+            taken_back: 0,
+            constraint_end: None,
         }
     }
 

@@ -1,4 +1,4 @@
-//! Random traffic over random planes, with steps in flight, cancels, deadlines and failures. An oracle with its own
+//! Random traffic over random planes, with steps in flight, masks, cancels, deadlines and failures. An oracle with its own
 //! counts and its own device checks every plan and commit.
 //!
 //! `PROPTEST_CASES` is the number of scripts; `tests/long-properties` runs enough scripts for four million steps.
@@ -10,6 +10,7 @@ mod copies;
 mod device;
 mod disaggregated;
 mod live;
+mod masks;
 mod memory;
 mod model;
 mod rows;
@@ -32,7 +33,7 @@ use slots::Slots;
 use traces::{Seen, Traces};
 use tutti_proto::GraphKey;
 use tutti_scheduler::{
-    HEAD_START, Outcome, PATIENCE, Row, RowOutcome, Scheduler, StepPlan, Terminality, Turn,
+    HEAD_START, NotSampled, Outcome, PATIENCE, Row, RowOutcome, Scheduler, StepPlan, Terminality, Turn,
 };
 use tutti_settings::{Admission, Chunking, PrefillSharing};
 
@@ -130,6 +131,7 @@ impl<'a> Simulation<'a> {
                 }
             }
             self.play_other_workers();
+            self.play_masks();
             self.take_turn();
             self.turn += 1;
         }
@@ -157,6 +159,8 @@ impl<'a> Simulation<'a> {
             self.accepted += 1;
             let live = Live::new(request, arrival, self.turn, (came, self.accepted));
             self.live.insert(key(request), live);
+            let runs_ahead = arrival.masked.is_some_and(|masked| masked.runs_ahead);
+            self.scheduler.run_ahead(key(request), runs_ahead);
         }
     }
 
@@ -203,13 +207,18 @@ impl<'a> Simulation<'a> {
                     assert!(needed > left && live.committed.computed < live.target);
                 }
                 Outcome::TransferFailed(_) => assert!(live.failing),
+                ref outcome
+                    if live.constraint_end.as_ref().and_then(|why| live.ending_by(why)).as_ref()
+                        == Some(outcome) => {}
                 ref other => panic!("{} ended between steps: {other:?}", ending.key),
             }
             self.seen.ended_inside += usize::from(live.in_flight > 0);
             self.end(ending);
         }
         // A request ends at once, even with rows in flight. Only its planes are kept until these rows are back.
-        let over = |live: &Live<'_>| live.cancelled || live.failing || live.is_due(self.turn);
+        let over = |live: &Live<'_>| {
+            live.cancelled || live.failing || live.is_due(self.turn) || live.constraint_end.is_some()
+        };
         let late = self.live.iter().find(|(_, live)| over(live));
         assert!(late.is_none(), "{:?} outlived its cancel or deadline", late.map(|(key, _)| key));
         for key in preempted {
@@ -224,7 +233,8 @@ impl<'a> Simulation<'a> {
         let progress = ended || !reserved.is_empty();
         reserved.into_iter().for_each(|reserved| self.reserved(reserved, step.as_ref()));
         let stalled = step.is_none() && self.flying.is_empty() && !progress;
-        assert!(!stalled || self.live.is_empty() || self.is_any_away(), "requests wait, but nothing runs");
+        let waits = self.is_any_away() || self.is_any_mask_due();
+        assert!(!stalled || self.live.is_empty() || waits, "requests wait, but nothing runs");
         let full = self.flying.len() >= self.script.config.steps_in_flight;
         assert!(!full || step.is_none(), "more steps than may be in flight");
         let Some(step) = step else { return false };
@@ -268,7 +278,9 @@ impl<'a> Simulation<'a> {
         assert_eq!(step.batch_walk, if decodes == step.rows.len() { decode_walk } else { mixed });
         let partition = self.live.values().filter(|live| live.arrival.decode() == decode_walk);
         let most = config.steps_in_flight;
-        let is_free = |live: &Live<'_>| live.in_flight < most && !live.is_away() && !live.is_planned_out();
+        let is_free = |live: &Live<'_>| {
+            live.in_flight < most && !live.is_away() && !live.is_planned_out() && !live.awaits_mask()
+        };
         let could_decode = partition.filter(|live| live.decodes() && is_free(live)).count();
         // A decode may be left out while it waits for a page. Only a preemption could free a page, and requests cannot
         // be preempted while they are in a step or while another worker uses their pages.
@@ -327,11 +339,17 @@ impl<'a> Simulation<'a> {
     }
 
     fn outcome(&mut self, row: &Row) -> RowOutcome {
+        if self.is_void(row) {
+            return RowOutcome::NotSampled(NotSampled::Void);
+        }
         let (failure, token) = (self.roll(), self.roll());
         if failure < self.script.failures {
             return RowOutcome::Failed("injected".into());
         }
         let Terminality::Terminal { forbidden } = &row.terminality else { return RowOutcome::Computed };
+        if let Some(why) = self.not_sampled(row) {
+            return RowOutcome::NotSampled(why);
+        }
         let token = if token < 5 { [EOS, STOP][(token % 2) as usize] } else { WORD };
         RowOutcome::Sampled(if forbidden.contains(&token) { WORD } else { token })
     }

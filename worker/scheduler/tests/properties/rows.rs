@@ -16,6 +16,7 @@ impl Simulation<'_> {
         let (arrival, planned) = (live.arrival, live.planned);
         assert!(live.in_flight < config.steps_in_flight, "{} is in too many steps", row.key);
         assert!(!live.is_away(), "{} runs while {:?}", row.key, live.away);
+        assert!(!live.awaits_mask(), "{} runs without its mask", row.key);
         assert_eq!(row.positions.start, planned.computed, "a position is skipped or computed again");
         assert_eq!(row.epoch.0, planned.passes);
         let decodes = live.decodes();

@@ -9,6 +9,7 @@ use tutti_settings::{Admission, Chunking, EngineSettings, PrefillSharing};
 
 use crate::{
     common::{AUDIO, DECODE, EOS, SPEECH, SPEECH_DECODE, STOP, TEXT, key},
+    masks::{LONGEST_MASK, Masked},
     model::{Model, model},
 };
 
@@ -53,6 +54,8 @@ pub struct Arrival {
     pub fails: bool,
     /// Number of turns until the embeddings of the media arrive. `None` without media.
     pub media: Option<usize>,
+    /// `None` if the output follows no constraint.
+    pub masked: Option<Masked>,
 }
 
 impl Arrival {
@@ -74,8 +77,8 @@ impl Arrival {
             content: self.shares.then_some(content),
             priority: self.priority,
             share: self.share,
-            is_masked: false,
-            awaits_mask: false,
+            is_masked: self.masked.is_some(),
+            awaits_mask: self.masked.is_some_and(|masked| masked.first > 0),
             awaits_media: self.media.is_some(),
             deadline: self.deadline.map(|turn| Duration::from_millis(turn as u64)),
         }
@@ -125,7 +128,10 @@ fn arrival(longest: usize) -> impl Strategy<Value = Arrival> {
     let role =
         prop_oneof![3 => Just(GraphRole::Whole), 1 => Just(GraphRole::Prefill), 1 => Just(GraphRole::Decode)];
     let media = proptest::option::weighted(0.2, 0_usize..30);
-    let role = (role, 0_usize..30, proptest::bool::weighted(0.15), media);
+    let mask = (any::<bool>(), prop_oneof![Just(0), 1..=LONGEST_MASK]);
+    let mask = mask.prop_map(|(runs_ahead, first)| Masked { runs_ahead, first });
+    let masked = proptest::option::weighted(0.3, mask);
+    let role = (role, 0_usize..30, proptest::bool::weighted(0.15), media, masked);
     let share = prop_oneof![2 => Just(0_u64), 1 => 1_u64..4];
     (when, prefill, output, content, (role, share)).prop_map(
         |(
@@ -133,7 +139,7 @@ fn arrival(longest: usize) -> impl Strategy<Value = Arrival> {
             mut prefill,
             output,
             (family, alike, shares, may_reuse),
-            ((role, away, fails, media), share),
+            ((role, away, fails, media, masked), share),
         )| {
             let (turn, cancel, deadline, priority) = when;
             let (max_tokens, min_tokens, generated, stops) = output;
@@ -163,6 +169,7 @@ fn arrival(longest: usize) -> impl Strategy<Value = Arrival> {
                 away,
                 fails,
                 media: media.filter(|_| role != GraphRole::Decode),
+                masked,
             }
         },
     )

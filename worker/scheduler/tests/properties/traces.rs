@@ -53,10 +53,17 @@ pub struct Seen {
     pub saves: usize,
     pub restores: usize,
     pub zeros: usize,
+    /// Terminal rows from which no token was sampled.
+    pub not_sampled: usize,
+    /// Rows that continued a late one.
+    pub taken_back: usize,
+    pub taken_back_aborted: usize,
+    /// Requests that a constraint ended outside of a step.
+    pub constraint_ends: usize,
 }
 
 impl Seen {
-    fn counts(&mut self) -> [(&'static str, &mut usize, usize); 13] {
+    fn counts(&mut self) -> [(&'static str, &mut usize, usize); 17] {
         [
             ("steps", &mut self.steps, 100_000),
             ("aborted", &mut self.aborted, 5000),
@@ -71,6 +78,10 @@ impl Seen {
             ("saves", &mut self.saves, 3000),
             ("restores", &mut self.restores, 250),
             ("zeros", &mut self.zeros, 4000),
+            ("not sampled", &mut self.not_sampled, 900),
+            ("taken back", &mut self.taken_back, 60),
+            ("taken back and aborted", &mut self.taken_back_aborted, 2),
+            ("constraint ends", &mut self.constraint_ends, 800),
         ]
     }
 
