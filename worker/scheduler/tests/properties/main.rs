@@ -1,5 +1,5 @@
-//! Random traffic over random planes, with steps in flight, masks, cancels, deadlines and failures. An oracle with its own
-//! counts and its own device checks every plan and commit.
+//! Random traffic over random planes, with steps in flight, masks, cancels, deadlines and failures. An oracle with its
+//! own counts and its own device checks every plan and commit.
 //!
 //! `PROPTEST_CASES` is the number of scripts; `tests/long-properties` runs enough scripts for four million steps.
 

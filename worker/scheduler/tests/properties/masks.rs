@@ -1,5 +1,5 @@
-//! Simulates the engine's masks: those that are ready later, those that come too late for a row, and constraints that end
-//! a request.
+//! Simulates the engine's masks: those that are ready later, those that come too late for a row, and constraints that
+//! end a request.
 
 use tutti_proto::GraphKey;
 use tutti_scheduler::{
