@@ -249,10 +249,8 @@ fn every_e4m3_survives_the_way_through_halves_and_floats() {
         let cases: Vec<&[u64]> = cases.iter().map(|case| &case[..]).collect();
         check_body(through, 16, &[16], &cases);
         let value = |code: u64| if is_nan(code) { NAN } else { f(e4m3(code)) };
-        let cases: Vec<[u64; 3]> = pairs
-            .iter()
-            .map(|&(low, high)| [value(high), value(low), same(high) << 8 | same(low)])
-            .collect();
+        let cases: Vec<[u64; 3]> =
+            pairs.iter().map(|&(low, high)| [value(high), value(low), same(high) << 8 | same(low)]).collect();
         let cases: Vec<&[u64]> = cases.iter().map(|case| &case[..]).collect();
         check("cvt.rn.satfinite.e4m3x2.f32", 16, &[32, 32], &cases);
     }

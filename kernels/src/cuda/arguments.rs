@@ -6,6 +6,7 @@
 
 use super::memory::DevicePointer;
 use super::records::{Item, NominationTask, Row, RowResult, ScoreTask, Task, Top};
+use super::tensor::CodesLayout;
 
 /// One argument of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +71,8 @@ type Floats = DevicePointer<f32>;
 type Words = DevicePointer<u32>;
 /// Elements of a stored type: f32, f16 or bf16, as the kernel's name says.
 type Stored = DevicePointer<u8>;
+/// Bytes of a matrix of codes: the codes, the scales in f32 or f16, or the offsets.
+type Codes = DevicePointer<u8>;
 type Rows = DevicePointer<Row>;
 
 arguments! {
@@ -129,6 +132,48 @@ arguments! {
         first: u32,
         held: u32,
         width: u32,
+        out: Floats,
+    }
+
+    struct EmbedCodes {
+        codes: Codes,
+        scales: Codes,
+        offsets: Codes,
+        stride: u32,
+        groups: u32,
+        shift: u32,
+        kinds: u32,
+        ids: Words,
+        last_tokens: Words,
+        first: u32,
+        held: u32,
+        width: u32,
+        out: Floats,
+    }
+
+    /// `out` are the sums of splits if there are several.
+    struct MultiplyCodes {
+        x: Stored,
+        codes: Codes,
+        scales: Codes,
+        offsets: Codes,
+        out: Floats,
+        rows: u32,
+        inputs: u32,
+        outputs: u32,
+        stride: u32,
+        groups: u32,
+        shift: u32,
+        kinds: u32,
+        splits: u32,
+        accumulate: u32,
+    }
+
+    struct SumSplits {
+        parts: Floats,
+        splits: u32,
+        count: u64,
+        accumulate: u32,
         out: Floats,
     }
 
@@ -256,6 +301,26 @@ arguments! {
         divisor: u32,
         inputs: u32,
         outputs: u32,
+    }
+
+    struct MultiplyExpertCodes {
+        x: Stored,
+        matrices: DevicePointer<u64>,
+        counts: Words,
+        lists: Words,
+        out: Stored,
+        experts: u32,
+        capacity: u32,
+        divisor: u32,
+        inputs: u32,
+        outputs: u32,
+        gated: u32,
+        scales_at: u64,
+        offsets_at: u64,
+        stride: u32,
+        groups: u32,
+        shift: u32,
+        kinds: u32,
     }
 
     struct DecayedSum {
@@ -433,6 +498,32 @@ arguments! {
     struct Keys {
         x: Floats,
         count: u64,
+    }
+}
+
+impl MultiplyExperts {
+    /// Converts these arguments to those of the kernels for matrices of codes.
+    pub(super) fn with_codes(self, layout: &CodesLayout, is_gated: bool) -> MultiplyExpertCodes {
+        let Self { x, matrices, counts, lists, out, experts, capacity, divisor, inputs, outputs } = self;
+        MultiplyExpertCodes {
+            x,
+            matrices,
+            counts,
+            lists,
+            out,
+            experts,
+            capacity,
+            divisor,
+            inputs,
+            outputs,
+            gated: u32::from(is_gated),
+            scales_at: layout.scales_at as u64,
+            offsets_at: layout.offsets_at as u64,
+            stride: layout.stride as u32,
+            groups: layout.groups as u32,
+            shift: layout.shift,
+            kinds: layout.kinds(),
+        }
     }
 }
 

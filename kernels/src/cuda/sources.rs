@@ -106,8 +106,14 @@ kernels! {
         sigmoid_gate: SigmoidGate;
         keep_rows: KeepRows;
     }
-    "embed.cu" ["prelude.cuh"] {
+    "embed.cu" ["prelude.cuh", "codes.cuh"] {
         embed_f32, embed_bf16, embed_f16: Embed;
+        embed_int4, embed_int8, embed_e4m3, embed_e2m1: EmbedCodes;
+    }
+    "products.cu" ["prelude.cuh", "mma.cuh", "codes.cuh", "codes_tiles.cuh"] {
+        multiply_narrow_int4, multiply_narrow_int8, multiply_narrow_e4m3, multiply_narrow_e2m1: MultiplyCodes;
+        multiply_wide_int4, multiply_wide_int8, multiply_wide_e4m3, multiply_wide_e2m1: MultiplyCodes;
+        sum_splits: SumSplits;
     }
     "rotate.cu" ["prelude.cuh"] {
         rope_angles: RopeAngles;
@@ -135,6 +141,10 @@ kernels! {
         expert_gates_wide_bf16, expert_gates_wide_f16: MultiplyExperts;
         expert_outputs_narrow_bf16, expert_outputs_narrow_f16: MultiplyExperts;
         expert_outputs_wide_bf16, expert_outputs_wide_f16: MultiplyExperts;
+    }
+    "experts_codes.cu" ["prelude.cuh", "mma.cuh", "experts.cuh", "codes.cuh", "codes_tiles.cuh"] {
+        experts_narrow_int4, experts_narrow_int8, experts_narrow_e4m3, experts_narrow_e2m1: MultiplyExpertCodes;
+        experts_wide_int4, experts_wide_int8, experts_wide_e4m3, experts_wide_e2m1: MultiplyExpertCodes;
     }
     "recurrence.cu" ["prelude.cuh"] {
         decayed_sum: DecayedSum;

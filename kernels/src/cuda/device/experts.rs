@@ -7,7 +7,7 @@
 
 mod products;
 
-use products::{ExpertProduct, Form, Kind, Pairs, kinds};
+use products::{ExpertKernel, ExpertProduct, Kind, Pairs, kinds};
 
 use super::CudaDevice;
 use crate::cuda::arguments::{Cast, GroupRows, RouteRows, SumExperts};
@@ -173,11 +173,9 @@ impl CudaDevice {
             capacity: memory.rows,
             most: rows * top_k,
         };
-        let form = Form::of(kind, *width, pairs.most, layer.experts);
-        let [gates, outputs] = form.kernels(kind.dtype);
+        let [gates, outputs] = ExpertKernel::of(kind, *width, pairs.most, layer.experts);
         let matrices = |index: usize| table.add(index + kind.experts.start);
         let gates = ExpertProduct {
-            form,
             kernel: gates,
             is_gated: true,
             x: self.input_of_experts(layer, kind.dtype, rows, x)?,
@@ -189,7 +187,6 @@ impl CudaDevice {
         };
         gates.launch(&self.kernels, pairs)?;
         let outputs = ExpertProduct {
-            form,
             kernel: outputs,
             is_gated: false,
             x: memory.activated,

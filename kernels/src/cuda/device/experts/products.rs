@@ -3,10 +3,11 @@
 use std::ops::Range;
 
 use crate::cuda::arguments::MultiplyExperts;
+use crate::cuda::device::codes::Tile;
 use crate::cuda::kernels::{Grid, Kernels};
 use crate::cuda::memory::DevicePointer;
 use crate::cuda::sources::{Kernel, kernel};
-use crate::cuda::tensor::Matrix;
+use crate::cuda::tensor::{CodesLayout, Matrix};
 use crate::{DeviceError, WeightType};
 
 /// Threads per block.
@@ -20,7 +21,10 @@ const ALIGNMENT: usize = 8;
 pub(super) struct Kind {
     /// Indices among the experts that this rank holds.
     pub(super) experts: Range<usize>,
+    /// Type of the inputs of products.
     pub(super) dtype: WeightType,
+    /// Layouts of gate and up, and of down; `None` for weights of the type `dtype`.
+    pub(super) codes: [Option<CodesLayout>; 2],
     /// Number of gates.
     pub(super) intermediate: usize,
 }
@@ -41,11 +45,13 @@ pub(super) fn kinds(gate_up: &[Matrix], down: &[Matrix], width: usize) -> Result
             let why = format!("expert {expert} with gate_up in {dtype:?} and down in {:?}", down.dtype);
             return Err(DeviceError::Unsupported(why));
         }
+        let kind =
+            Kind { experts: expert..expert + 1, dtype, codes: [gate_up.codes, down.codes], intermediate };
         match kinds.last_mut() {
-            Some(kind) if kind.dtype == dtype && kind.intermediate == intermediate => {
-                kind.experts.end = expert + 1;
+            Some(last) if (Kind { experts: last.experts.clone(), ..kind.clone() }) == *last => {
+                last.experts.end = expert + 1;
             }
-            _ => kinds.push(Kind { experts: expert..expert + 1, dtype, intermediate }),
+            _ => kinds.push(kind),
         }
     }
     Ok(kinds)
@@ -116,10 +122,38 @@ pub(super) struct Pairs {
     pub(super) most: usize,
 }
 
+/// The kernel of a product, with the size of its tiles.
+#[derive(Clone, Copy)]
+pub(super) enum ExpertKernel {
+    Stored(Form, Kernel<MultiplyExperts>),
+    Codes(Tile, CodesLayout),
+}
+
+impl ExpertKernel {
+    /// Returns the kernels of the gated product and of the down projection of experts of a kind, if `experts` experts
+    /// have `pairs` pairs of row and expert in total.
+    pub(super) fn of(kind: &Kind, width: usize, pairs: usize, experts: usize) -> [Self; 2] {
+        let form = Form::of(kind, width, pairs, experts);
+        let stored = form.kernels(kind.dtype);
+        let tile = Tile::of_rows(pairs / experts.max(1));
+        [0, 1].map(|index| match kind.codes[index] {
+            Some(layout) => Self::Codes(tile, layout),
+            None => Self::Stored(form, stored[index]),
+        })
+    }
+
+    /// Pairs of row and expert, and output columns, per tile.
+    fn tile(self) -> (usize, usize) {
+        match self {
+            Self::Stored(form, _) => form.tile(),
+            Self::Codes(tile, _) => (tile.rows(), Tile::COLUMNS),
+        }
+    }
+}
+
 /// The matrix products of some experts, each over the pairs of that expert.
 pub(super) struct ExpertProduct {
-    pub(super) form: Form,
-    pub(super) kernel: Kernel<MultiplyExperts>,
+    pub(super) kernel: ExpertKernel,
     /// True for the gated product: gate and up are multiplied, and the outputs are activations.
     pub(super) is_gated: bool,
     /// Address of the input. Row `p / pairs_per_row` belongs to pair `p`.
@@ -139,7 +173,7 @@ impl ExpertProduct {
     pub(super) fn launch(&self, kernels: &Kernels, pairs: Pairs) -> Result<(), DeviceError> {
         let Self { x, matrices, out, .. } = *self;
         let Pairs { counts, lists, experts, capacity, most } = pairs;
-        let (rows, columns) = self.form.tile();
+        let (rows, columns) = self.kernel.tile();
         // Half of the columns of a gated tile belong to the up matrix.
         let columns = if self.is_gated { columns / 2 } else { columns };
         // Each expert may have one tile that is only partly full.
@@ -158,6 +192,12 @@ impl ExpertProduct {
             inputs: self.inputs as u32,
             outputs: self.outputs as u32,
         };
-        kernels.launch(self.kernel, grid, operands)
+        match self.kernel {
+            ExpertKernel::Stored(_, kernel) => kernels.launch(kernel, grid, operands),
+            ExpertKernel::Codes(tile, layout) => {
+                let kernel = tile.experts_kernel(layout.element);
+                kernels.launch(kernel, grid, operands.with_codes(&layout, self.is_gated))
+            }
+        }
     }
 }
