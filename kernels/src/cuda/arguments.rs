@@ -7,6 +7,7 @@
 use super::memory::DevicePointer;
 use super::records::{Item, NominationTask, Row, RowResult, ScoreTask, Task, Top};
 use super::tensor::CodesLayout;
+use crate::WeightType;
 
 /// One argument of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,6 +204,8 @@ arguments! {
         head_dim: u32,
         rotated: u32,
         page_tokens: u32,
+        key_scale: f32,
+        value_scale: f32,
     }
 
     struct Attention {
@@ -219,6 +222,7 @@ arguments! {
         page_tokens: u32,
         window: u32,
         scale: f32,
+        value_scale: f32,
         kv: Stored,
     }
 
@@ -237,6 +241,7 @@ arguments! {
         page_tokens: u32,
         window: u32,
         scale: f32,
+        value_scale: f32,
         kv: Stored,
     }
 
@@ -255,6 +260,7 @@ arguments! {
         page_tokens: u32,
         window: u32,
         scale: f32,
+        value_scale: f32,
     }
 
     struct RouteRows {
@@ -502,8 +508,13 @@ arguments! {
 }
 
 impl MultiplyExperts {
-    /// Converts these arguments to those of the kernels for matrices of codes.
-    pub(super) fn with_codes(self, layout: &CodesLayout, is_gated: bool) -> MultiplyExpertCodes {
+    /// Converts these arguments to those of the kernels for matrices of codes. `activated` is the type of the outputs of
+    /// a gated product.
+    pub(super) fn with_codes(
+        self,
+        layout: &CodesLayout,
+        activated: Option<WeightType>,
+    ) -> MultiplyExpertCodes {
         let Self { x, matrices, counts, lists, out, experts, capacity, divisor, inputs, outputs } = self;
         MultiplyExpertCodes {
             x,
@@ -516,7 +527,11 @@ impl MultiplyExperts {
             divisor,
             inputs,
             outputs,
-            gated: u32::from(is_gated),
+            gated: activated.map_or(0, |dtype| match dtype {
+                WeightType::Bf16 => 1,
+                WeightType::F16 => 2,
+                WeightType::F32 => 3,
+            }),
             scales_at: layout.scales_at as u64,
             offsets_at: layout.offsets_at as u64,
             stride: layout.stride as u32,
@@ -532,7 +547,7 @@ impl MergeSplits {
     /// take the layer's pages.
     pub(super) fn with_pages(self, kv: Stored) -> AttentionTiles {
         let Self { qkv, rows, items, kv_at, pages, out, part_sums, part_values, .. } = self;
-        let Self { parts, heads, kv_heads, page_tokens, window, scale, .. } = self;
+        let Self { parts, heads, kv_heads, page_tokens, window, scale, value_scale, .. } = self;
         AttentionTiles {
             qkv,
             rows,
@@ -548,6 +563,7 @@ impl MergeSplits {
             page_tokens,
             window,
             scale,
+            value_scale,
             kv,
         }
     }

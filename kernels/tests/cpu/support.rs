@@ -10,7 +10,7 @@ mod steps;
 use std::time::Instant;
 
 use tutti_kernels::cpu::{CpuDevice, Isa, Planes, Tensor};
-use tutti_kernels::{Device, DeviceError, PlanesShape, StepResults, WeightType};
+use tutti_kernels::{Device, DeviceError, PlanesShape, StepResults};
 
 pub use numbers::{Random, assert_near, bits, bytes, matrix, stored};
 pub use paths::testable;

@@ -53,23 +53,8 @@ struct E4m3 {
   static constexpr float BIAS = 0.f, CENTRE = 0.f;
   static DEVICE float raw(u32 code) {
     float low, high;
-    pair(code, low, high);
+    widen_pair(code, low, high);
     return low;
-  }
-  // Converts two codes, the first of which is in the low bits.
-  static DEVICE void pair(u32 codes, float& low, float& high) {
-#if __CUDA_ARCH__ >= 890
-    u32 halves;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((u16)codes));
-    low = F16::widen((u16)halves), high = F16::widen((u16)(halves >> 16));
-#else
-    low = one(codes & 0xffu), high = one(codes >> 8 & 0xffu);
-#endif
-  }
-  // The bits are those of an f32 whose exponent is 120 too small. The product is exact.
-  static DEVICE float one(u32 code) {
-    const float x = __fmul_rn(__uint_as_float((code & 0x80u) << 24 | (code & 0x7fu) << 20), __uint_as_float(247u << 23));
-    return (code & 0x7fu) == 0x7fu ? __int_as_float(0x7fffffff) : x;
   }
   static DEVICE float zero_point(u8) { return 0.f; }
 };
@@ -114,8 +99,8 @@ DEVICE void weights_of(typename Code::Word word, u32 half, Group group, float (&
 template <>
 DEVICE void weights_of<E4m3, false>(uint2 word, u32 half, Group group, float (&to)[4]) {
   const u32 codes = half_of(word, half);
-  E4m3::pair(codes, to[0], to[1]);
-  E4m3::pair(codes >> 16, to[2], to[3]);
+  widen_pair(codes, to[0], to[1]);
+  widen_pair(codes >> 16, to[2], to[3]);
 #pragma unroll
   for (u32 i = 0; i < 4; i++) to[i] = __fmul_rn(to[i], group.scale);
 }

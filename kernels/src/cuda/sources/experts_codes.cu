@@ -12,7 +12,10 @@ struct ExpertShared : Shared<Code, S> {
   u32 pairs[S::ROWS];
 };
 
-// `gated` is not 0 for the product with gate and up. Its outputs are activations in bf16, otherwise f32.
+// Of the product with gate and up, `gated` is the type of its outputs, which are activations. Other outputs are f32, and
+// `gated` is 0.
+constexpr u32 IN_BF16 = 1, IN_F16 = 2, IN_F32 = 3;
+
 template <class Code, bool HAS_MINIMA, class S>
 DEVICE void multiply(const Args& args, u32 gated, const Layout& layout, ExpertShared<Code, S>& shared) {
   const Work work = work_of(args, S::ROWS, blockIdx.x);
@@ -50,10 +53,12 @@ DEVICE void multiply(const Args& args, u32 gated, const Layout& layout, ExpertSh
         const u32 of = column(first_column<S>(warp, c) + 2 * t + j);
         if (of == ALL_LANES) continue;
         const float x = totals[r][c][2 * h + j], up = totals[r][(c + S::COLUMN_TILES / 2) % S::COLUMN_TILES][2 * h + j];
-        if (gated)
+        if (gated == IN_BF16)
           static_cast<u16*>(args.out)[to + of] = Bf16::narrow(activated(x, up));
+        else if (gated == IN_F16)
+          static_cast<u16*>(args.out)[to + of] = F16::narrow(activated(x, up));
         else
-          static_cast<float*>(args.out)[to + of] = x;
+          static_cast<float*>(args.out)[to + of] = gated == IN_F32 ? activated(x, up) : x;
       }
     }
   }

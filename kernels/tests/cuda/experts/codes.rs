@@ -1,7 +1,7 @@
 //! Tests experts whose weights are codes.
 
 use tutti_kernels::cpu::{CpuDevice, Isa};
-use tutti_kernels::{QuantizedType, ScaleType};
+use tutti_kernels::{QuantizedType, ScaleType, WeightType};
 
 use super::{Logits, Mixture};
 use crate::codes::{Source, TYPES};
@@ -62,6 +62,28 @@ fn mixtures_of_codes_are_those_of_the_cpu() {
                 let want = case.mix(&mut cpu, (&gate_up, &down), (&x, &logits));
                 assert_near(&format!("{element:?} {kind:?} {case:?}"), &got, &want, 2e-2);
             }
+        }
+    }
+}
+
+/// Down projections may have a type where gate and up are codes: a checkpoint quantises only matrices whose inputs are
+/// whole groups.
+#[test]
+fn gates_of_codes_and_outputs_of_a_type_are_those_of_the_cpu() {
+    let Some(mut gpu) = cuda("experts of codes and types") else { return };
+    let isa = Isa::supported().last().unwrap();
+    let mut cpu = CpuDevice::new(1, isa).unwrap().with_quantised_activations(false);
+    for dtype in [WeightType::F32, WeightType::F16, WeightType::Bf16] {
+        for rows in [5, 90] {
+            let case = Mixture { dtype, ..Mixture::new(rows, [64, 40], 5, 3) };
+            let (x, logits) = case.inputs();
+            let (gate_up, _) = weights(&mut gpu, &case, QuantizedType::Int8, (ScaleType::F32, false));
+            let (_, down) = case.weights(&mut gpu);
+            let got = case.mix(&mut gpu, (&gate_up, &down), (&x, &logits));
+            let (gate_up, _) = weights(&mut cpu, &case, QuantizedType::Int8, (ScaleType::F32, false));
+            let (_, down) = case.weights(&mut cpu);
+            let want = case.mix(&mut cpu, (&gate_up, &down), (&x, &logits));
+            assert_near(&format!("{dtype:?} {case:?}"), &got, &want, 2e-2);
         }
     }
 }

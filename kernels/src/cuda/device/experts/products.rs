@@ -21,9 +21,9 @@ const ALIGNMENT: usize = 8;
 pub(super) struct Kind {
     /// Indices among the experts that this rank holds.
     pub(super) experts: Range<usize>,
-    /// Type of the inputs of products.
-    pub(super) dtype: WeightType,
-    /// Layouts of gate and up, and of down; `None` for weights of the type `dtype`.
+    /// Types of the inputs of the gated product and of the down projection.
+    pub(super) dtypes: [WeightType; 2],
+    /// Layouts of gate with up, and of down; `None` for weights of the type of their inputs.
     pub(super) codes: [Option<CodesLayout>; 2],
     /// Number of gates.
     pub(super) intermediate: usize,
@@ -41,12 +41,17 @@ pub(super) fn kinds(gate_up: &[Matrix], down: &[Matrix], width: usize) -> Result
                 gate_up.inputs, down.inputs
             )));
         }
-        if down.dtype != dtype {
+        // Only the kernels for codes give activations of any type.
+        if down.dtype != dtype && gate_up.codes.is_none() {
             let why = format!("expert {expert} with gate_up in {dtype:?} and down in {:?}", down.dtype);
             return Err(DeviceError::Unsupported(why));
         }
-        let kind =
-            Kind { experts: expert..expert + 1, dtype, codes: [gate_up.codes, down.codes], intermediate };
+        let kind = Kind {
+            experts: expert..expert + 1,
+            dtypes: [dtype, down.dtype],
+            codes: [gate_up.codes, down.codes],
+            intermediate,
+        };
         match kinds.last_mut() {
             Some(last) if (Kind { experts: last.experts.clone(), ..kind.clone() }) == *last => {
                 last.experts.end = expert + 1;
@@ -69,12 +74,12 @@ pub(super) enum Form {
 }
 
 impl Form {
-    /// Returns the form for experts of a kind, if `experts` experts have `pairs` pairs of row and expert in total.
-    /// Narrow and wide tiles give the same bits.
-    pub(super) fn of(kind: &Kind, width: usize, pairs: usize, experts: usize) -> Self {
-        let is_aligned = width.is_multiple_of(ALIGNMENT) && kind.intermediate.is_multiple_of(ALIGNMENT);
+    /// Returns the form for experts with weights of a type and rows of these widths, if `experts` experts have `pairs`
+    /// pairs of row and expert in total. Narrow and wide tiles give the same bits.
+    fn of(dtype: WeightType, widths: [usize; 2], pairs: usize, experts: usize) -> Self {
+        let is_aligned = widths.iter().all(|width| width.is_multiple_of(ALIGNMENT));
         let (fits_narrow, _) = Self::Narrow.tile();
-        match kind.dtype {
+        match dtype {
             WeightType::F32 => Self::Plain,
             _ if !is_aligned => Self::Plain,
             _ if pairs <= fits_narrow * experts => Self::Narrow,
@@ -93,7 +98,7 @@ impl Form {
     }
 
     /// Returns the kernels of the gated product and of the down projection.
-    pub(super) fn kernels(self, dtype: WeightType) -> [Kernel<MultiplyExperts>; 2] {
+    fn kernels(self, dtype: WeightType) -> [Kernel<MultiplyExperts>; 2] {
         use WeightType::{Bf16, F16, F32};
         match (self, dtype) {
             (Self::Plain, F32) => [kernel::expert_gates_f32, kernel::expert_outputs_f32],
@@ -133,12 +138,14 @@ impl ExpertKernel {
     /// Returns the kernels of the gated product and of the down projection of experts of a kind, if `experts` experts
     /// have `pairs` pairs of row and expert in total.
     pub(super) fn of(kind: &Kind, width: usize, pairs: usize, experts: usize) -> [Self; 2] {
-        let form = Form::of(kind, width, pairs, experts);
-        let stored = form.kernels(kind.dtype);
         let tile = Tile::of_rows(pairs / experts.max(1));
         [0, 1].map(|index| match kind.codes[index] {
             Some(layout) => Self::Codes(tile, layout),
-            None => Self::Stored(form, stored[index]),
+            None => {
+                let dtype = kind.dtypes[index];
+                let form = Form::of(dtype, [width, kind.intermediate], pairs, experts);
+                Self::Stored(form, form.kernels(dtype)[index])
+            }
         })
     }
 
@@ -154,8 +161,8 @@ impl ExpertKernel {
 /// The matrix products of some experts, each over the pairs of that expert.
 pub(super) struct ExpertProduct {
     pub(super) kernel: ExpertKernel,
-    /// True for the gated product: gate and up are multiplied, and the outputs are activations.
-    pub(super) is_gated: bool,
+    /// Of the gated product, whose outputs are activations: their type.
+    pub(super) activated: Option<WeightType>,
     /// Address of the input. Row `p / pairs_per_row` belongs to pair `p`.
     pub(super) x: DevicePointer<u8>,
     pub(super) pairs_per_row: usize,
@@ -175,7 +182,7 @@ impl ExpertProduct {
         let Pairs { counts, lists, experts, capacity, most } = pairs;
         let (rows, columns) = self.kernel.tile();
         // Half of the columns of a gated tile belong to the up matrix.
-        let columns = if self.is_gated { columns / 2 } else { columns };
+        let columns = if self.activated.is_some() { columns / 2 } else { columns };
         // Each expert may have one tile that is only partly full.
         let tiles = most.min(most / rows + experts);
         let grid =
@@ -196,7 +203,7 @@ impl ExpertProduct {
             ExpertKernel::Stored(_, kernel) => kernels.launch(kernel, grid, operands),
             ExpertKernel::Codes(tile, layout) => {
                 let kernel = tile.experts_kernel(layout.element);
-                kernels.launch(kernel, grid, operands.with_codes(&layout, self.is_gated))
+                kernels.launch(kernel, grid, operands.with_codes(&layout, self.activated))
             }
         }
     }
