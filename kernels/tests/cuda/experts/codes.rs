@@ -1,33 +1,63 @@
 //! Tests experts whose weights are codes.
 
 use tutti_kernels::cpu::{CpuDevice, Isa};
-use tutti_kernels::{QuantizedType, ScaleType, WeightType};
+use tutti_kernels::{HostMatrix, Quantize, QuantizedType, ScaleType, WeightType};
 
 use super::{Logits, Mixture};
 use crate::codes::{Source, TYPES};
-use crate::support::{Families, Random, assert_near, bits, cuda};
+use crate::support::{Families, Random, assert_near, bits, bytes, cuda};
 
 /// Scales and offsets of the experts' matrices.
 type Kind = (ScaleType, bool);
 
-/// Returns gate with up and down of each expert, as codes. Down has other codes than gate and up.
+/// Returns gate, up and down of each expert. Down has other codes than gate and up.
+fn sources(case: &Mixture, element: QuantizedType, kind: Kind) -> Vec<[Source; 3]> {
+    let Mixture { width, intermediate, .. } = *case;
+    let of_expert = |expert: usize| {
+        let mut random = Random::new(2000 + expert as u64);
+        let mut source =
+            |element, rows, columns| Source::random(&mut random, element, (rows, columns), (1, 32), kind);
+        let other = if element == QuantizedType::Int4 { QuantizedType::Int8 } else { element };
+        let [gate, up] = [(); 2].map(|()| source(element, intermediate, width));
+        [gate, up, source(other, width, intermediate)]
+    };
+    (case.held.0..case.held.1).map(of_expert).collect()
+}
+
+/// Returns gate with up and down of each expert, as codes.
 fn weights<D: Families>(
     device: &mut D,
     case: &Mixture,
     element: QuantizedType,
     kind: Kind,
 ) -> (Vec<D::Matrix>, Vec<D::Matrix>) {
-    let Mixture { width, intermediate, .. } = *case;
     let (mut gate_ups, mut downs) = (Vec::new(), Vec::new());
-    for expert in case.held.0..case.held.1 {
-        let mut random = Random::new(2000 + expert as u64);
-        let mut source =
-            |element, rows, columns| Source::random(&mut random, element, (rows, columns), (1, 32), kind);
-        let [gate, up] = [(); 2].map(|()| source(element, intermediate, width));
-        let other = if element == QuantizedType::Int4 { QuantizedType::Int8 } else { element };
-        let down = source(other, width, intermediate);
+    for [gate, up, down] in sources(case, element, kind) {
         gate_ups.push(device.quantized_gate_up([gate.view(), up.view()]).unwrap());
         downs.push(device.quantized_matrix(&[down.view()]).unwrap());
+    }
+    (gate_ups, downs)
+}
+
+/// Returns the same weights in bf16.
+fn stored_weights<D: Families>(
+    device: &mut D,
+    case: &Mixture,
+    element: QuantizedType,
+    kind: Kind,
+) -> (Vec<D::Matrix>, Vec<D::Matrix>) {
+    let (mut gate_ups, mut downs) = (Vec::new(), Vec::new());
+    for [gate, up, down] in sources(case, element, kind) {
+        let of = |source: &Source| {
+            let count = source.rows * source.columns;
+            let value = |i: usize| source.weight(i / source.columns, i % source.columns) as f32;
+            bytes(WeightType::Bf16, &(0..count).map(value).collect::<Vec<_>>())
+        };
+        let all = [of(&gate), of(&up), of(&down)];
+        let host =
+            |index: usize, of: &Source| HostMatrix::new(&all[index], WeightType::Bf16, of.rows, of.columns);
+        gate_ups.push(device.gate_up_matrix([host(0, &gate), host(1, &up)], Quantize::None).unwrap());
+        downs.push(device.matrix(&[host(2, &down)], Quantize::None).unwrap());
     }
     (gate_ups, downs)
 }
@@ -58,9 +88,13 @@ fn mixtures_of_codes_are_those_of_the_cpu() {
                 let (x, logits) = case.inputs();
                 let (gate_up, down) = weights(&mut gpu, case, element, kind);
                 let got = case.mix(&mut gpu, (&gate_up, &down), (&x, &logits));
+                let what = format!("{element:?} {kind:?} {case:?}");
+                let (gate_up, down) = stored_weights(&mut gpu, case, element, kind);
+                let want = case.mix(&mut gpu, (&gate_up, &down), (&x, &logits));
+                assert_near(&format!("{what}, weights in bf16"), &got, &want, 4e-3);
                 let (gate_up, down) = weights(&mut cpu, case, element, kind);
                 let want = case.mix(&mut cpu, (&gate_up, &down), (&x, &logits));
-                assert_near(&format!("{element:?} {kind:?} {case:?}"), &got, &want, 2e-2);
+                assert_near(&what, &got, &want, 3e-2);
             }
         }
     }
