@@ -1,10 +1,10 @@
-"""Quantised checkpoints, and keys and values in fp8, on GPUs. Tests that a GPU holds weights as stored, that answers are
-near the reference's on the dequantised weights, and that their bits do not depend on the batch. Runs under
+"""Quantised checkpoints, and keys and values in fp8, on GPUs. Tests that a GPU holds weights as stored, that answers
+are near the reference's on the dequantised weights, and that their bits do not depend on the batch. Runs under
 emulated-gpu/run, or on a real GPU."""
 
 import pytest
 from bits import WHOLE, Cluster, check, check_preempted, check_prefixes
-from golden import LENGTHS, answers, bound, greatest_deviation, log_softmax, pick, prompt_logprobs
+from golden import LENGTHS, answers, greatest_deviation, log_softmax, pick, prompt_logprobs
 from gpus import has_driver, has_gpus
 from harness import GOLDENS, REPO, run_to_exit
 from safetensors.numpy import load_file
@@ -29,9 +29,13 @@ SERVED = {
 }
 
 
+# The arguments of `start` for a golden model. A `Cluster` adds the first one itself.
+WITHOUT_TOKENIZER = "--skip-tokenizer-init"
+
+
 def flags(name, *more):
     model = FORMATS / name
-    return ("--device", "cuda", "--model", model / "model.gguf" if "gguf" in name else model, "--skip-tokenizer-init", *more)
+    return ("--device", "cuda", "--model", model / "model.gguf" if "gguf" in name else model, *more)
 
 
 def deviation(golden, got):
@@ -60,7 +64,7 @@ def test_quantised_checkpoints_match_the_reference_as_bf16_does(start, figure, n
     golden = load_file(FORMATS / name / "goldens.safetensors")
     got = {}
     for budget in (2048, 64):
-        cluster = start(*flags(name, "--max-step-tokens", budget))
+        cluster = start(*flags(name, WITHOUT_TOKENIZER, "--max-step-tokens", budget))
         assert cluster.says("quantised ones as stored")
         got[budget] = answers(cluster, golden)
         cluster.wait_until_idle()
@@ -95,13 +99,18 @@ def test_bits_of_codes_and_of_keys_in_fp8_depend_on_the_request_alone(tmp_path, 
     check_preempted(model, page_bytes, alone, folders[3])
 
 
+# The greatest deviation of one logprob, and of the mean. A key or value that lies in the middle of two e4m3 up to the
+# last bits of an f32 is rounded to the other one if sums have another order. A cache in full precision is 0.02 off.
+FLIPPED, MEAN = 5e-3, 1e-4
+
+
 @pytest.mark.parametrize("name", ("llama3", "qwen2", "qwen3", "qwen3_moe", "qwen3_5"))
 def test_keys_and_values_in_fp8_match_a_reference_whose_cache_is_in_fp8(start, figure, name):
     golden = load_file(FORMATS / "goldens-kv" / name / "goldens.safetensors")
-    cluster = start("--device", "cuda", "--model", FORMATS / "goldens-kv" / name, "--skip-tokenizer-init", "--kv-cache-dtype", "fp8")
-    worst = greatest_deviation(golden, answers(cluster, golden))
-    figure(f"cuda goldens-kv/{name}: greatest |logprob - reference| {worst:.1e}, bound {bound(name):.0e}")
-    assert worst <= bound(name)
+    got = answers(start(*flags(f"goldens-kv/{name}", WITHOUT_TOKENIZER, "--kv-cache-dtype", "fp8")), golden)
+    worst, mean = greatest_deviation(golden, got), deviation(golden, got)
+    figure(f"cuda goldens-kv/{name}: |logprob - reference| greatest {worst:.1e}, mean {mean:.1e}")
+    assert worst <= FLIPPED and mean <= MEAN
 
 
 @pytest.mark.parametrize("name, division", (("llama3-w4_group16", ()), ("qwen3_moe-fp8_channel", ("--ep",))))
@@ -109,7 +118,7 @@ def test_groups_of_gpus_hold_codes(start, figure, name, division):
     if not has_gpus(2):
         pytest.skip("two GPUs are needed")
     golden = load_file(FORMATS / "goldens" / name / "goldens.safetensors")
-    args = flags(f"goldens/{name}", "--workers", 2, "--tp", 2, *division)
+    args = flags(f"goldens/{name}", WITHOUT_TOKENIZER, "--workers", 2, "--tp", 2, *division)
     got = answers(start(*args, env={"EMULATED_GPUS": "2"}), golden)
     ours, most = deviation(golden, got), bound_of(name.split("-")[0])
     figure(f"cuda {name} tp 2: mean |logprob - reference| {ours:.4f}, bound {most:.4f}")
@@ -119,6 +128,6 @@ def test_groups_of_gpus_hold_codes(start, figure, name, division):
 def test_a_group_that_cuts_a_group_of_codes_is_refused_by_name(tmp_path):
     if not has_gpus(2):
         pytest.skip("two GPUs are needed")
-    args = [*flags("goldens/llama3-w4_group"), "--workers=2", "--tp=2", "--http=127.0.0.1:0", "--grpc=127.0.0.1:0"]
+    args = [*flags("goldens/llama3-w4_group", WITHOUT_TOKENIZER), "--workers=2", "--tp=2", "--http=127.0.0.1:0", "--grpc=127.0.0.1:0"]
     code, log = run_to_exit("conductor", args, tmp_path, {"EMULATED_GPUS": "2"})
     assert code == 64 and "down_proj" in log and "group" in log, log

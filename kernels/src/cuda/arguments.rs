@@ -508,8 +508,8 @@ arguments! {
 }
 
 impl MultiplyExperts {
-    /// Converts these arguments to those of the kernels for matrices of codes. `activated` is the type of the outputs of
-    /// a gated product.
+    /// Converts these arguments to those of the kernels for matrices of codes. `activated` is the type of the outputs
+    /// of a gated product.
     pub(super) fn with_codes(
         self,
         layout: &CodesLayout,

@@ -1,5 +1,5 @@
-// Causal attention of ragged batches over paged keys and values of two bytes or in fp8, on tensor cores. Those in fp8 are
-// copied as they are stored, and a block widens each tile once. This is exact.
+// Causal attention of ragged batches over paged keys and values of two bytes or in fp8, on tensor cores. Those in fp8
+// are copied as they are stored, and a block widens each tile once. This is exact.
 //
 // The queries of a row for one kv head are numbered: query i is head i % group of token i / group. A work item is a
 // tile of consecutive queries, 16 per warp, so that the query heads of a decode share one pass over its keys. A narrow

@@ -12,8 +12,8 @@ struct ExpertShared : Shared<Code, S> {
   u32 pairs[S::ROWS];
 };
 
-// Of the product with gate and up, `gated` is the type of its outputs, which are activations. Other outputs are f32, and
-// `gated` is 0.
+// Of the product with gate and up, `gated` is the type of its outputs, which are activations. Other outputs are f32,
+// and `gated` is 0.
 constexpr u32 IN_BF16 = 1, IN_F16 = 2, IN_F32 = 3;
 
 template <class Code, bool HAS_MINIMA, class S>

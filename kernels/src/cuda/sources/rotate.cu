@@ -18,8 +18,8 @@ KERNEL(THREADS) rope_angles(const float* positions, u32 tokens, const float* inv
 }
 
 // One warp per head of a token: first the q heads, then the k heads, then the v heads. `kv_at` of a token is page *
-// page_tokens + index in the page. It is -1 in the null page, where nothing is stored. The norms' weights may be null. Keys and values are divided by
-// their scales, which are 1 for types other than fp8.
+// page_tokens + index in the page. It is -1 in the null page, where nothing is stored. The norms' weights may be null.
+// Keys and values are divided by their scales, which are 1 for types other than fp8.
 template <class Kv>
 DEVICE void rotate_and_store(float* qkv, const float* angles, const float* q_norm, const float* k_norm, const int* kv_at,
                              typename Kv::Raw* kv, float eps, u32 tokens, u32 heads, u32 kv_heads, u32 head_dim, u32 rotated,
