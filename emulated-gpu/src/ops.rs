@@ -4,6 +4,7 @@ pub(crate) mod atomics;
 mod bits;
 mod convert;
 mod float;
+mod float8;
 mod flow;
 mod half;
 mod integer;
@@ -19,6 +20,7 @@ mod votes;
 
 pub(crate) use atomics::atomic;
 pub(crate) use convert::{Conversion, Number, conversion};
+pub(crate) use float8::{of_floats, of_halves, to_halves};
 pub(crate) use flow::{call_outside, clock, fence, nothing, trap};
 pub(crate) use lanes::Compute;
 pub(crate) use matrix::{Mma, load_matrix, multiply_accumulate};
@@ -44,6 +46,6 @@ pub(crate) fn arithmetic(mnemonic: &mut Mnemonic<'_>, ty: Type) -> Option<Comput
         Kind::Float if ty.bits == 64 => float::double(mnemonic),
         Kind::Float | Kind::Brain => packed::operation(mnemonic, ty),
         Kind::Predicate => selection::logic(mnemonic),
-        Kind::Tensor => None,
+        Kind::Tensor | Kind::E4m3 => None,
     }
 }

@@ -3,7 +3,7 @@
 use tutti_kernels::cuda::{self, GroupId, Missing};
 use tutti_proto::Rank;
 use tutti_runtime::Error;
-use tutti_settings::{DeviceChoice, KvCacheDtype, Quantize, WorkerSettings};
+use tutti_settings::{DeviceChoice, Quantize, WorkerSettings};
 
 /// The kind of device that a worker computes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,11 +94,6 @@ fn unfit(settings: &WorkerSettings) -> Option<String> {
         return Some(format!(
             "this build has no weights in {quantize} on GPUs: --quantize needs --device cpu"
         ));
-    }
-    if settings.engine.kv_cache_dtype == KvCacheDtype::Fp8 {
-        return Some(
-            "this build has no KV pages in fp8 on GPUs: --kv-cache-dtype fp8 needs --device cpu".into(),
-        );
     }
     None
 }

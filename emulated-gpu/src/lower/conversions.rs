@@ -2,7 +2,7 @@
 
 use crate::ops::{self, Conversion, Number, Rounding};
 use crate::program::{Instruction, LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW, Space, Width};
-use crate::ptx::Operand;
+use crate::ptx::{Kind, Operand, Type};
 
 use super::addresses::take_space;
 use super::arithmetic::width;
@@ -114,6 +114,9 @@ impl<'a> Lowering<'a> {
         let (Some(from_type), Some(into_type)) = (mnemonic.take_type(), mnemonic.take_type()) else {
             return mnemonic.unknown();
         };
+        if [into_type.kind, from_type.kind].contains(&Kind::E4m3) {
+            return self.cvt_float8(scope, draft, mnemonic, operands, (into_type, from_type));
+        }
         let (Some(into), Some(from)) = (Number::of(into_type), Number::of(from_type)) else {
             return mnemonic.unknown();
         };
@@ -154,6 +157,40 @@ impl<'a> Lowering<'a> {
             ops::conversion(plan, self.widths[draft.into[0] as usize], self.widths[draft.from[0] as usize]);
         draft.run = compute.run;
         draft.detail = compute.detail;
+        self.emit(draft);
+        Ok(())
+    }
+}
+
+impl<'a> Lowering<'a> {
+    /// Lowers a conversion from or to two e4m3.
+    fn cvt_float8(
+        &mut self,
+        scope: usize,
+        mut draft: Instruction,
+        mnemonic: &mut Mnemonic<'_>,
+        operands: &'a [Operand<'a>],
+        (into, from): (Type, Type),
+    ) -> Result<(), String> {
+        let is_pair_of_halves = |ty: Type| ty.kind == Kind::Float && ty.packed;
+        let is_float = from.kind == Kind::Float && from.bits == 32 && !from.packed;
+        let compute = match into.kind {
+            _ if !mnemonic.take("rn") => return mnemonic.unknown(),
+            _ if is_pair_of_halves(into) => ops::to_halves(),
+            Kind::E4m3 if !mnemonic.take("satfinite") => return mnemonic.unknown(),
+            Kind::E4m3 if is_pair_of_halves(from) => ops::of_halves(),
+            Kind::E4m3 if is_float => ops::of_floats(),
+            _ => return mnemonic.unknown(),
+        };
+        let Some(([target], sources)) = operands.split_first_chunk() else { return mnemonic.unknown() };
+        if sources.len() != compute.from.len() {
+            return mnemonic.unknown();
+        }
+        draft.into[0] = self.target(scope, target, compute.into)?;
+        for (index, source) in sources.iter().enumerate() {
+            draft.from[index] = self.source(scope, source, compute.from[index])?;
+        }
+        draft.run = compute.run;
         self.emit(draft);
         Ok(())
     }

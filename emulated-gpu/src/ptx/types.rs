@@ -11,6 +11,8 @@ pub enum Kind {
     Brain,
     /// `tf32`: an f32 with ten bits of mantissa.
     Tensor,
+    /// `e4m3`: a float of eight bits. A register holds two.
+    E4m3,
     Predicate,
 }
 
@@ -29,6 +31,9 @@ impl Type {
         let text = text.trim_start_matches('.');
         if text == "pred" {
             return Some(Type { kind: Kind::Predicate, bits: 1, packed: false });
+        }
+        if text == "e4m3x2" {
+            return Some(Type { kind: Kind::E4m3, bits: 16, packed: true });
         }
         let digits = text.find(|c: char| c.is_ascii_digit())?;
         let (packed, name) = match text.strip_suffix("x2") {

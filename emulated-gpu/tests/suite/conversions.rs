@@ -212,3 +212,87 @@ fn tensor_floats_keep_ten_bits() {
         &[&[f(1.0 + ulp / 2.0), f(1.0)], &[f(1.0 + ulp * 1.5), f(1.0 + 2.0 * ulp)]],
     );
 }
+
+/// The value of an e4m3 by its definition.
+fn e4m3(code: u64) -> f32 {
+    let (exponent, mantissa) = ((code >> 3 & 15) as i32, (code & 7) as f32);
+    let magnitude = match (exponent, code & 7) {
+        (15, 7) => f32::NAN,
+        (0, _) => mantissa / 512.0,
+        _ => (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7),
+    };
+    if code & 0x80 == 0 { magnitude } else { -magnitude }
+}
+
+#[test]
+fn every_e4m3_survives_the_way_through_halves_and_floats() {
+    let is_nan = |code: u64| code & 0x7f == 0x7f;
+    let same = |code: u64| if is_nan(code) { 0x7f } else { code };
+    let widened = "{ .reg .b32 %w; .reg .b16 %l, %h; .reg .f32 %f; cvt.rn.f16x2.e4m3x2 %w, %a; \
+                   mov.b32 {%l, %h}, %w; cvt.f32.f16 %f, %HALF; mov.b32 %o, %f; }\n";
+    let through = "{ .reg .b32 %w; cvt.rn.f16x2.e4m3x2 %w, %a; cvt.rn.satfinite.e4m3x2.f16x2 %o, %w; }\n";
+    for first in (0..256).step_by(128) {
+        // Each code stands beside another one, in both halves.
+        let pairs: Vec<(u64, u64)> = (first..first + 128).map(|low| (low, (low * 7 + 3) % 256)).collect();
+        let value = |code: u64| if is_nan(code) { 0x7fff_ffff } else { f(e4m3(code)) };
+        for is_low in [true, false] {
+            let cases: Vec<[u64; 2]> = pairs
+                .iter()
+                .map(|&(low, high)| [high << 8 | low, value(if is_low { low } else { high })])
+                .collect();
+            let cases: Vec<&[u64]> = cases.iter().map(|case| &case[..]).collect();
+            let half = if is_low { "%l" } else { "%h" };
+            check_body(&widened.replace("%HALF", half), 32, &[16], &cases);
+        }
+        let cases: Vec<[u64; 2]> =
+            pairs.iter().map(|&(low, high)| [high << 8 | low, same(high) << 8 | same(low)]).collect();
+        let cases: Vec<&[u64]> = cases.iter().map(|case| &case[..]).collect();
+        check_body(through, 16, &[16], &cases);
+        let value = |code: u64| if is_nan(code) { NAN } else { f(e4m3(code)) };
+        let cases: Vec<[u64; 3]> =
+            pairs.iter().map(|&(low, high)| [value(high), value(low), same(high) << 8 | same(low)]).collect();
+        let cases: Vec<&[u64]> = cases.iter().map(|case| &case[..]).collect();
+        check("cvt.rn.satfinite.e4m3x2.f32", 16, &[32, 32], &cases);
+    }
+}
+
+#[test]
+fn floats_round_to_e4m3() {
+    let low = |x: f32, code: u64| [f(0.0), f(x), code];
+    let mut cases = vec![
+        // 1 + 1/16 lies half way between 1 and 1 + 1/8.
+        low(1.0 + 1.0 / 16.0, 0x38),
+        low(1.0 + 3.0 / 16.0, 0x3a),
+        low(1.0 + 1.0 / 16.0 + f32::EPSILON, 0x39),
+        // Rounding up to the next exponent, and to the smallest normal number.
+        low(1.97, 0x40),
+        low(2f32.powi(-6) - 2f32.powi(-12), 0x08),
+        // Half of the smallest number is a tie, which rounds to zero.
+        low(2f32.powi(-10), 0),
+        low(2f32.powi(-10) * 1.001, 1),
+        low(3.0 * 2f32.powi(-10), 2),
+        low(1e-40, 0),
+        low(-0.0, 0x80),
+        low(448.0, 0x7e),
+        low(464.0, 0x7e),
+        low(f32::MAX, 0x7e),
+        low(INF, 0x7e),
+        low(-INF, 0xfe),
+        [f(0.0), NAN, 0x7f],
+    ];
+    // Between two neighbours, all numbers below the middle round down, and all above round up.
+    for code in 0..0x7e {
+        let middle = (e4m3(code) + e4m3(code + 1)) / 2.0;
+        cases.push(low(middle.next_down(), code));
+        cases.push(low(-middle.next_up(), 0x80 | (code + 1)));
+        cases.push(low(middle, code + (code & 1)));
+    }
+    for chunk in cases.chunks(512) {
+        let chunk: Vec<&[u64]> = chunk.iter().map(|case| &case[..]).collect();
+        check("cvt.rn.satfinite.e4m3x2.f32", 16, &[32, 32], &chunk);
+    }
+    // The first source becomes the upper number.
+    check("cvt.rn.satfinite.e4m3x2.f32", 16, &[32, 32], &[&[f(1.0), f(-2.0), 0x38c0]]);
+    // Halves beyond the largest e4m3.
+    check("cvt.rn.satfinite.e4m3x2.f16x2", 16, &[32], &[&[0x7c00_fbff, 0x7efe], &[0x7e00_3c00, 0x7f38]]);
+}

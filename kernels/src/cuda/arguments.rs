@@ -6,6 +6,8 @@
 
 use super::memory::DevicePointer;
 use super::records::{Item, NominationTask, Row, RowResult, ScoreTask, Task, Top};
+use super::tensor::CodesLayout;
+use crate::WeightType;
 
 /// One argument of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +72,8 @@ type Floats = DevicePointer<f32>;
 type Words = DevicePointer<u32>;
 /// Elements of a stored type: f32, f16 or bf16, as the kernel's name says.
 type Stored = DevicePointer<u8>;
+/// Bytes of a matrix of codes: the codes, the scales in f32 or f16, or the offsets.
+type Codes = DevicePointer<u8>;
 type Rows = DevicePointer<Row>;
 
 arguments! {
@@ -132,6 +136,48 @@ arguments! {
         out: Floats,
     }
 
+    struct EmbedCodes {
+        codes: Codes,
+        scales: Codes,
+        offsets: Codes,
+        stride: u32,
+        groups: u32,
+        shift: u32,
+        kinds: u32,
+        ids: Words,
+        last_tokens: Words,
+        first: u32,
+        held: u32,
+        width: u32,
+        out: Floats,
+    }
+
+    /// `out` are the sums of splits if there are several.
+    struct MultiplyCodes {
+        x: Stored,
+        codes: Codes,
+        scales: Codes,
+        offsets: Codes,
+        out: Floats,
+        rows: u32,
+        inputs: u32,
+        outputs: u32,
+        stride: u32,
+        groups: u32,
+        shift: u32,
+        kinds: u32,
+        splits: u32,
+        accumulate: u32,
+    }
+
+    struct SumSplits {
+        parts: Floats,
+        splits: u32,
+        count: u64,
+        accumulate: u32,
+        out: Floats,
+    }
+
     /// `axes` is null if all frequencies use the first axis.
     struct RopeAngles {
         positions: Floats,
@@ -158,6 +204,8 @@ arguments! {
         head_dim: u32,
         rotated: u32,
         page_tokens: u32,
+        key_scale: f32,
+        value_scale: f32,
     }
 
     struct Attention {
@@ -174,6 +222,7 @@ arguments! {
         page_tokens: u32,
         window: u32,
         scale: f32,
+        value_scale: f32,
         kv: Stored,
     }
 
@@ -192,6 +241,7 @@ arguments! {
         page_tokens: u32,
         window: u32,
         scale: f32,
+        value_scale: f32,
         kv: Stored,
     }
 
@@ -210,6 +260,7 @@ arguments! {
         page_tokens: u32,
         window: u32,
         scale: f32,
+        value_scale: f32,
     }
 
     struct RouteRows {
@@ -256,6 +307,26 @@ arguments! {
         divisor: u32,
         inputs: u32,
         outputs: u32,
+    }
+
+    struct MultiplyExpertCodes {
+        x: Stored,
+        matrices: DevicePointer<u64>,
+        counts: Words,
+        lists: Words,
+        out: Stored,
+        experts: u32,
+        capacity: u32,
+        divisor: u32,
+        inputs: u32,
+        outputs: u32,
+        gated: u32,
+        scales_at: u64,
+        offsets_at: u64,
+        stride: u32,
+        groups: u32,
+        shift: u32,
+        kinds: u32,
     }
 
     struct DecayedSum {
@@ -436,12 +507,47 @@ arguments! {
     }
 }
 
+impl MultiplyExperts {
+    /// Converts these arguments to those of the kernels for matrices of codes. `activated` is the type of the outputs
+    /// of a gated product.
+    pub(super) fn with_codes(
+        self,
+        layout: &CodesLayout,
+        activated: Option<WeightType>,
+    ) -> MultiplyExpertCodes {
+        let Self { x, matrices, counts, lists, out, experts, capacity, divisor, inputs, outputs } = self;
+        MultiplyExpertCodes {
+            x,
+            matrices,
+            counts,
+            lists,
+            out,
+            experts,
+            capacity,
+            divisor,
+            inputs,
+            outputs,
+            gated: activated.map_or(0, |dtype| match dtype {
+                WeightType::Bf16 => 1,
+                WeightType::F16 => 2,
+                WeightType::F32 => 3,
+            }),
+            scales_at: layout.scales_at as u64,
+            offsets_at: layout.offsets_at as u64,
+            stride: layout.stride as u32,
+            groups: layout.groups as u32,
+            shift: layout.shift,
+            kinds: layout.kinds(),
+        }
+    }
+}
+
 impl MergeSplits {
     /// Converts these arguments to the arguments of the kernels that compute the partial results. Those kernels also
     /// take the layer's pages.
     pub(super) fn with_pages(self, kv: Stored) -> AttentionTiles {
         let Self { qkv, rows, items, kv_at, pages, out, part_sums, part_values, .. } = self;
-        let Self { parts, heads, kv_heads, page_tokens, window, scale, .. } = self;
+        let Self { parts, heads, kv_heads, page_tokens, window, scale, value_scale, .. } = self;
         AttentionTiles {
             qkv,
             rows,
@@ -457,6 +563,7 @@ impl MergeSplits {
             page_tokens,
             window,
             scale,
+            value_scale,
             kv,
         }
     }

@@ -2,6 +2,7 @@
 //! which checks the operands and launches the kernels.
 
 mod attention;
+mod codes;
 mod collectives;
 mod delta_rule;
 mod dense;
@@ -27,8 +28,8 @@ use super::tensor::{Matrix, Tensor, Vector, WeightLoader};
 use super::watchdog::Watchdog;
 use crate::collective::GroupRank;
 use crate::{
-    Device, DeviceError, DeviceLimits, HostMatrix, PageId, PlanesShape, Quantize, SlotId, StepInputs,
-    StepResults,
+    Device, DeviceError, DeviceLimits, HostMatrix, PageId, PlanesShape, Quantize, QuantizedRows, SlotId,
+    StepInputs, StepResults,
 };
 
 /// Maximum number of steps that are enqueued and not collected: one runs while the host prepares the next.
@@ -43,6 +44,8 @@ const POLL: Duration = Duration::from_micros(20);
 struct Scratch {
     /// Normalised or converted input of a matrix product.
     input: Option<DeviceBuffer>,
+    /// Sums of the splits of a product with codes.
+    splits: Option<DeviceBuffer>,
     /// Outputs of the gate and up projections, side by side.
     gate_up: Option<DeviceBuffer>,
     /// Buffers for the rows that are sampled at once: logits with bias and penalties, probabilities, and counts of
@@ -67,11 +70,11 @@ struct Scratch {
 
 impl Scratch {
     fn bytes(&self) -> u64 {
-        let Self { input, gate_up, adjusted, weights, counts, parts, .. } = self;
+        let Self { input, splits, gate_up, adjusted, weights, counts, parts, .. } = self;
         let Self { sliced_peaks, sliced_tokens, routes, activated, expert_outputs, packed, gathered, .. } =
             self;
         let dense = [input, gate_up, adjusted, weights, counts, sliced_peaks, sliced_tokens, parts];
-        let others = [routes, activated, expert_outputs, packed, gathered];
+        let others = [splits, routes, activated, expert_outputs, packed, gathered];
         dense.into_iter().chain(others).flatten().map(|buffer| buffer.bytes() as u64).sum()
     }
 }
@@ -97,6 +100,8 @@ pub struct CudaDevice {
     expert_counts: ExpertCounts,
     /// Maximum size in bytes of the experts' outputs. A step with larger outputs is computed in chunks of rows.
     expert_output_bytes: usize,
+    /// Number of tiles from which on a product with codes is not divided into splits; `None` for the default.
+    enough_tiles: Option<usize>,
     /// The token that was sampled last for each slot.
     last_tokens: DeviceBuffer,
     /// Total size in bytes of all tensors that have been made.
@@ -131,6 +136,7 @@ impl CudaDevice {
             expert_tables: ExpertTables::default(),
             expert_counts: ExpertCounts::default(),
             expert_output_bytes: experts::OUTPUT_BYTES,
+            enough_tiles: None,
             last_tokens: DeviceBuffer::zeroed(&gpu, 4, "the last token of each slot")?,
             tensor_bytes: 0,
             _watchdog: None,
@@ -191,6 +197,12 @@ impl CudaDevice {
     /// rows. Tests set a small size.
     pub fn with_expert_memory(self, bytes: usize) -> Self {
         Self { expert_output_bytes: bytes, ..self }
+    }
+
+    /// Sets the number of tiles from which on a product with codes is not divided into splits among blocks. Splits
+    /// change no bit of the result. Tests set several numbers.
+    pub fn with_enough_tiles(self, tiles: usize) -> Self {
+        Self { enough_tiles: Some(tiles), ..self }
     }
 
     /// Number of slots whose last token is kept.
@@ -267,6 +279,18 @@ impl Device for CudaDevice {
         quantize: Quantize,
     ) -> Result<Matrix, DeviceError> {
         self.load(&gate_up, true, quantize)
+    }
+
+    fn holds_quantized(&self) -> bool {
+        true
+    }
+
+    fn quantized_matrix(&mut self, matrices: &[QuantizedRows<'_>]) -> Result<Matrix, DeviceError> {
+        Matrix::load_codes(&self.gpu, &mut self.loader, matrices, false)
+    }
+
+    fn quantized_gate_up(&mut self, gate_up: [QuantizedRows<'_>; 2]) -> Result<Matrix, DeviceError> {
+        Matrix::load_codes(&self.gpu, &mut self.loader, &gate_up, true)
     }
 
     fn matrix_bytes(&self, matrix: &Matrix) -> u64 {

@@ -7,9 +7,7 @@ use std::sync::Arc;
 
 use super::context::Gpu;
 use super::memory::{DeviceBuffer, DevicePointer, PinnedBuffer};
-use crate::{
-    AttentionShape, DeviceError, KvShape, KvType, PageId, PlanesShape, SlotCopy, SlotId, WeightType,
-};
+use crate::{AttentionShape, DeviceError, KvScales, KvShape, KvType, PageId, PlanesShape, SlotCopy, SlotId};
 
 /// The name of the layout of pages. Workers exchange pages only if their layouts have the same name.
 pub(super) const FORMAT: &str = "cuda: rows of keys, then rows of values";
@@ -22,9 +20,19 @@ const MAX_HEAD: usize = 256;
 pub struct Planes {
     gpu: Arc<Gpu>,
     kv: Option<(KvShape, DeviceBuffer)>,
+    /// The scales of each layer of keys and values in fp8. Empty if all are 1.
+    kv_scales: Vec<KvScales>,
     slots: Vec<SlotPlane>,
     /// Number of slots, including the null slot.
     pub(super) slot_count: usize,
+}
+
+/// The pages of one layer.
+#[derive(Clone, Copy)]
+pub(super) struct LayerPages {
+    pub(super) at: DevicePointer<u8>,
+    pub(super) pool: KvShape,
+    pub(super) scales: KvScales,
 }
 
 struct SlotPlane {
@@ -38,7 +46,11 @@ impl Planes {
     pub(super) fn new(gpu: &Arc<Gpu>, shape: &PlanesShape) -> Result<Self, DeviceError> {
         let kv = shape.kv.map(|kv| {
             check_head(kv.head_dim)?;
-            stored_type(&kv)?;
+            let scales = shape.kv_scales.len();
+            if scales != 0 && (scales != kv.layers || matches!(kv.dtype, KvType::Full(_))) {
+                let (layers, dtype) = (kv.layers, kv.dtype);
+                return Err(DeviceError::Misuse(format!("{scales} scales of {layers} layers in {dtype}")));
+            }
             if kv.page_tokens == 0 {
                 return Err(DeviceError::Unsupported("KV pages without tokens".to_owned()));
             }
@@ -53,6 +65,7 @@ impl Planes {
         Ok(Self {
             gpu: gpu.clone(),
             kv: kv.transpose()?,
+            kv_scales: shape.kv_scales.clone(),
             slots: shape.slot_bytes.iter().map(slot_plane).collect::<Result<_, _>>()?,
             slot_count: shape.slots,
         })
@@ -63,19 +76,18 @@ impl Planes {
         self.kv.as_ref().map(|(shape, _)| *shape)
     }
 
-    /// Returns the address of a layer's pages, and their shape. Checks that the pool has the layer, and heads as in
-    /// `shape`.
-    pub(super) fn layer(
-        &self,
-        layer: usize,
-        shape: &AttentionShape,
-    ) -> Result<(DevicePointer<u8>, KvShape), DeviceError> {
+    /// Returns the pages of a layer. Checks that the pool has the layer, and heads as in `shape`.
+    pub(super) fn layer(&self, layer: usize, shape: &AttentionShape) -> Result<LayerPages, DeviceError> {
         check_head(shape.head_dim)?;
         let (pool, data) = self.kv()?;
         let grouped = shape.kv_heads > 0 && shape.heads.is_multiple_of(shape.kv_heads);
         let alike = shape.kv_heads == pool.kv_heads && shape.head_dim == pool.head_dim;
         if layer < pool.layers && alike && grouped && shape.window != Some(0) {
-            return Ok((data.at().add_bytes(layer * layer_bytes(pool) * pool.pages), *pool));
+            return Ok(LayerPages {
+                at: data.at().add_bytes(layer * layer_bytes(pool) * pool.pages),
+                pool: *pool,
+                scales: self.kv_scales.get(layer).copied().unwrap_or(KvScales::ONE),
+            });
         }
         Err(DeviceError::Misuse(format!("layer {layer} with {shape:?} over a pool of {pool:?}")))
     }
@@ -219,14 +231,6 @@ fn check_head(head_dim: usize) -> Result<(), DeviceError> {
     Err(DeviceError::Unsupported(format!(
         "heads of {head_dim} elements: a multiple of {HEAD_UNIT} up to {MAX_HEAD} is needed"
     )))
-}
-
-/// Returns the type in which pages store keys and values. Refuses fp8, for which there are no kernels.
-pub(super) fn stored_type(shape: &KvShape) -> Result<WeightType, DeviceError> {
-    match shape.dtype {
-        KvType::Full(dtype) => Ok(dtype),
-        KvType::Fp8(_) => Err(DeviceError::Unsupported("keys and values in fp8 on GPUs".to_owned())),
-    }
 }
 
 fn check_pages(shape: &KvShape, pages: &[PageId]) -> Result<(), DeviceError> {

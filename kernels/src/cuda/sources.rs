@@ -106,19 +106,29 @@ kernels! {
         sigmoid_gate: SigmoidGate;
         keep_rows: KeepRows;
     }
-    "embed.cu" ["prelude.cuh"] {
+    "embed.cu" ["prelude.cuh", "e4m3.cuh", "codes.cuh"] {
         embed_f32, embed_bf16, embed_f16: Embed;
+        embed_int4, embed_int8, embed_e4m3, embed_e2m1: EmbedCodes;
     }
-    "rotate.cu" ["prelude.cuh"] {
+    "products.cu" ["prelude.cuh", "mma.cuh", "e4m3.cuh", "codes.cuh", "codes_tiles.cuh"] {
+        multiply_narrow_int4, multiply_narrow_int8, multiply_narrow_e4m3, multiply_narrow_e2m1: MultiplyCodes;
+        multiply_wide_int4, multiply_wide_int8, multiply_wide_e4m3, multiply_wide_e2m1: MultiplyCodes;
+        sum_splits: SumSplits;
+    }
+    "rotate.cu" ["prelude.cuh", "e4m3.cuh"] {
         rope_angles: RopeAngles;
-        rotate_and_store_f32, rotate_and_store_bf16, rotate_and_store_f16: RotateAndStore;
+        rotate_and_store_f32, rotate_and_store_bf16, rotate_and_store_f16, rotate_and_store_fp8: RotateAndStore;
     }
-    "attention.cu" ["prelude.cuh"] {
-        attention_f32, attention_bf16, attention_f16: Attention;
+    "attention.cu" ["prelude.cuh", "e4m3.cuh"] {
+        attention_f32, attention_bf16, attention_f16, attention_fp8: Attention;
     }
-    "attention_tiles.cu" ["prelude.cuh", "mma.cuh"] {
+    "attention_tiles.cu" ["prelude.cuh", "mma.cuh", "e4m3.cuh"] {
         narrow_bf16_32, narrow_bf16_64, narrow_bf16_128, narrow_f16_32, narrow_f16_64, narrow_f16_128: AttentionTiles;
         wide_bf16_32, wide_bf16_64, wide_bf16_128, wide_f16_32, wide_f16_64, wide_f16_128: AttentionTiles;
+        narrow_fp8_bf16_32, narrow_fp8_bf16_64, narrow_fp8_bf16_128: AttentionTiles;
+        narrow_fp8_f16_32, narrow_fp8_f16_64, narrow_fp8_f16_128: AttentionTiles;
+        wide_fp8_bf16_32, wide_fp8_bf16_64, wide_fp8_bf16_128: AttentionTiles;
+        wide_fp8_f16_32, wide_fp8_f16_64, wide_fp8_f16_128: AttentionTiles;
         merge_splits_32, merge_splits_64, merge_splits_128: MergeSplits;
     }
     "route.cu" ["prelude.cuh"] {
@@ -135,6 +145,10 @@ kernels! {
         expert_gates_wide_bf16, expert_gates_wide_f16: MultiplyExperts;
         expert_outputs_narrow_bf16, expert_outputs_narrow_f16: MultiplyExperts;
         expert_outputs_wide_bf16, expert_outputs_wide_f16: MultiplyExperts;
+    }
+    "experts_codes.cu" ["prelude.cuh", "mma.cuh", "experts.cuh", "e4m3.cuh", "codes.cuh", "codes_tiles.cuh"] {
+        experts_narrow_int4, experts_narrow_int8, experts_narrow_e4m3, experts_narrow_e2m1: MultiplyExpertCodes;
+        experts_wide_int4, experts_wide_int8, experts_wide_e4m3, experts_wide_e2m1: MultiplyExpertCodes;
     }
     "recurrence.cu" ["prelude.cuh"] {
         decayed_sum: DecayedSum;

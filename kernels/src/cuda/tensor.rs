@@ -1,6 +1,10 @@
 //! Activations, weight vectors and weight matrices on the GPU.
 
+mod codes;
+
 use std::sync::Arc;
+
+pub(super) use self::codes::CodesLayout;
 
 use super::context::{Event, Gpu};
 use super::memory::{DeviceBuffer, DevicePointer, PinnedBuffer};
@@ -117,12 +121,15 @@ pub struct Matrix {
     pub(super) outputs: usize,
     pub(super) inputs: usize,
     pub(super) is_pair: bool,
+    /// Type of the inputs of products.
     pub(super) dtype: WeightType,
+    /// The layout of weights that are codes; `None` if they have the type `dtype`.
+    pub(super) codes: Option<CodesLayout>,
     data: DeviceBuffer,
 }
 
 impl Matrix {
-    /// Address of the weights, whose type is [`dtype`](Self::dtype).
+    /// Address of the weights or codes.
     pub(super) fn at(&self) -> DevicePointer<u8> {
         self.data.at()
     }
@@ -178,7 +185,7 @@ impl Matrix {
         let data = DeviceBuffer::new(gpu, outputs.checked_mul(row_bytes), "a weight matrix")?;
         let rows = matrices.iter().flat_map(|matrix| (0..matrix.rows).map(move |row| matrix.row(row)));
         loader.load(&data, rows)?;
-        Ok(Self { outputs, inputs, is_pair, dtype, data })
+        Ok(Self { outputs, inputs, is_pair, dtype, codes: None, data })
     }
 }
 

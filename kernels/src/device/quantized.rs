@@ -138,6 +138,31 @@ impl<'a> QuantizedRows<'a> {
         row / self.rows_per_scale * self.groups() + column / self.group
     }
 
+    /// Returns an error unless these matrices can be held as one: stacked one below another (q, k and v), or as a pair
+    /// with the same number of rows (gate and up).
+    pub fn check_fused(matrices: &[Self], is_pair: bool) -> Result<(), DeviceError> {
+        let first =
+            matrices.first().ok_or_else(|| DeviceError::Misuse("no matrices to fuse into one".to_owned()))?;
+        matrices.iter().try_for_each(Self::check)?;
+        let form = |matrix: &Self| {
+            let Self { element, columns, scale_type, .. } = matrix;
+            (*element, *columns, *scale_type, matrix.offsets.kind())
+        };
+        if let Some(other) = matrices.iter().find(|other| form(other) != form(first)) {
+            let describe = |matrix: &Self| {
+                let (element, columns, scales, offsets) = form(matrix);
+                format!("{element:?} of {columns} columns, scales {scales:?}, offsets {offsets:?}")
+            };
+            let (other, first) = (describe(other), describe(first));
+            return Err(DeviceError::Unsupported(format!("{other}, fused with {first}")));
+        }
+        if is_pair && !(matrices.len() == 2 && matrices[1].rows == first.rows) {
+            let rows: Vec<usize> = matrices.iter().map(|matrix| matrix.rows).collect();
+            return Err(DeviceError::Misuse(format!("gate and up as matrices of {rows:?} rows")));
+        }
+        Ok(())
+    }
+
     /// Returns an error that names the first member that does not fit the others.
     pub fn check(&self) -> Result<(), DeviceError> {
         let Self {

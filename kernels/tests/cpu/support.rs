@@ -10,9 +10,9 @@ mod steps;
 use std::time::Instant;
 
 use tutti_kernels::cpu::{CpuDevice, Isa, Planes, Tensor};
-use tutti_kernels::{Device, DeviceError, PlanesShape, StepResults, WeightType};
+use tutti_kernels::{Device, DeviceError, PlanesShape, StepResults};
 
-pub use numbers::{Random, assert_near, bits, bytes, matrix};
+pub use numbers::{Random, assert_near, bits, bytes, matrix, stored};
 pub use paths::testable;
 pub use steps::Share;
 
@@ -24,15 +24,6 @@ pub fn devices(test: &str) -> Vec<(String, CpuDevice)> {
             (format!("{isa} with {threads} threads"), CpuDevice::new(threads, isa).unwrap())
         })
         .collect()
-}
-
-/// The value after rounding to `dtype`.
-pub fn stored(dtype: WeightType, x: f32) -> f32 {
-    match dtype {
-        WeightType::F32 => x,
-        WeightType::F16 => half::f16::from_f32(x).to_f32(),
-        WeightType::Bf16 => half::bf16::from_f32(x).to_f32(),
-    }
 }
 
 /// Numbers after rounding to block floating point, in BFP blocks of sixty-four whose largest magnitude has `bits` bits.

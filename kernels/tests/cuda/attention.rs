@@ -1,8 +1,9 @@
 //! Tests rotation, the storing of keys and values in pages, and attention against the CPU device.
 
 use tutti_kernels::{
-    Attention, AttentionShape, Device, HeadNorms, KvShape, KvType, PageId, PagedAttention, PlanesShape,
-    RopeFrequencies, Rotary, RotateAndStore, RowInputs, SlotId, StepInputs, WeightType,
+    Attention, AttentionShape, Device, DeviceError, HeadNorms, KvScales, KvShape, KvType, PageId,
+    PagedAttention, PlanesShape, RopeFrequencies, Rotary, RotateAndStore, RowInputs, SlotId, StepInputs,
+    WeightType,
 };
 
 use crate::support::{Case, Families, Random, Share, begin, bits, compare, cuda, tensor, values};
@@ -12,7 +13,9 @@ use crate::support::{Case, Families, Random, Share, begin, bits, compare, cuda, 
 pub struct Chunks {
     pub shape: AttentionShape,
     pub page_tokens: usize,
-    pub dtype: WeightType,
+    pub dtype: KvType,
+    /// Scales of both layers in fp8.
+    pub scales: Vec<KvScales>,
     pub rotated: usize,
     pub norms: bool,
     /// Total length of each request.
@@ -26,8 +29,18 @@ impl Chunks {
         let scale = (head_dim as f32).powf(-0.5);
         let shape = AttentionShape { heads, kv_heads, head_dim, scale, window: None };
         let lengths = vec![1, 15, 16, 17, 33, 70];
-        let (page_tokens, dtype) = (16, WeightType::F32);
-        Self { shape, page_tokens, dtype, rotated: head_dim, norms: true, lengths, chunks: vec![13, 1, 40] }
+        let (page_tokens, dtype) = (16, KvType::Full(WeightType::F32));
+        let scales = Vec::new();
+        Self {
+            shape,
+            page_tokens,
+            dtype,
+            scales,
+            rotated: head_dim,
+            norms: true,
+            lengths,
+            chunks: vec![13, 1, 40],
+        }
     }
 
     /// Runs all requests, each step by step. Returns the results of each request's tokens in order.
@@ -37,10 +50,11 @@ impl Chunks {
         let width = (heads + 2 * kv_heads) * head_dim;
         let pages_of = |length: usize| length.div_ceil(page_tokens);
         let pages = 1 + self.lengths.iter().map(|&length| pages_of(length)).sum::<usize>();
-        let kv =
-            KvShape { layers: 2, kv_heads, head_dim, page_tokens, pages, dtype: KvType::Full(self.dtype) };
-        let mut planes = device.planes(&PlanesShape { kv: Some(kv), ..PlanesShape::default() }).unwrap();
-        // Each byte is 0xff, so all memory that is not written later is NaN in f32, f16 and bf16.
+        let kv = KvShape { layers: 2, kv_heads, head_dim, page_tokens, pages, dtype: self.dtype };
+        let kv_scales = self.scales.clone();
+        let shape_of_planes = PlanesShape { kv: Some(kv), kv_scales, ..PlanesShape::default() };
+        let mut planes = device.planes(&shape_of_planes).unwrap();
+        // Each byte is 0xff, so all memory that is not written later is NaN in all types.
         let all: Vec<PageId> = (0..pages as u32).map(PageId).collect();
         device.write_pages(&mut planes, &all, &vec![0xff; kv.page_bytes() * pages]).unwrap();
         // The pages are shuffled, so that no request has them in ascending order.
@@ -144,9 +158,41 @@ fn attention_over_keys_and_values_of_two_bytes_is_that_of_the_cpu() {
         // The kernels on tensor cores do not support these heads.
         let large = Chunks { rotated: 64, lengths: vec![37, 5], ..Chunks::new(4, 1, 256) };
         for case in [Chunks::new(4, 2, 48), large] {
-            let case = Chunks { dtype, ..case };
+            let case = Chunks { dtype: KvType::Full(dtype), ..case };
             compare(&mut gpu, &format!("{case:?}"), &case, tolerance);
         }
+    }
+}
+
+/// Scales of keys and values of both layers.
+pub fn scales() -> Vec<KvScales> {
+    vec![KvScales { key: 0.37, value: 3.1 }, KvScales { key: 0.011, value: 0.5 }]
+}
+
+#[test]
+fn attention_over_keys_and_values_in_fp8_is_that_of_the_cpu() {
+    let Some(mut gpu) = cuda("attention in fp8") else { return };
+    let large = Chunks { rotated: 64, lengths: vec![37, 5], ..Chunks::new(4, 1, 256) };
+    let long = Chunks { lengths: vec![530, 3], chunks: vec![509, 1], ..Chunks::new(2, 1, 16) };
+    let mut window = Chunks::new(4, 2, 32);
+    window.shape.window = Some(7);
+    for case in [Chunks::new(4, 2, 32), Chunks::new(6, 1, 48), large, long, window] {
+        for scales in [Vec::new(), scales()] {
+            let case = Chunks { dtype: KvType::Fp8(WeightType::F32), scales, ..case.clone() };
+            compare(&mut gpu, &format!("{case:?}"), &case, 2e-5);
+        }
+    }
+}
+
+#[test]
+fn scales_that_do_not_fit_are_refused() {
+    let Some(mut gpu) = cuda("scales of planes") else { return };
+    let (layers, kv_heads, head_dim, page_tokens, pages) = (3, 1, 16, 16, 2);
+    for (dtype, layers) in [(KvType::Fp8(WeightType::Bf16), layers), (KvType::Full(WeightType::Bf16), 2)] {
+        let kv = KvShape { layers, kv_heads, head_dim, page_tokens, pages, dtype };
+        let shape = PlanesShape { kv: Some(kv), kv_scales: scales(), ..PlanesShape::default() };
+        let refused = gpu.planes(&shape).map(|_| ());
+        assert!(matches!(refused, Err(DeviceError::Misuse(_))), "{refused:?}");
     }
 }
 

@@ -5,11 +5,14 @@ use tutti_kernels::{
     Attention, AttentionShape, Device, KvShape, KvType, PageId, PagedAttention, PlanesShape, WeightType,
 };
 
-use crate::attention::{Chunks, store};
+use crate::attention::{Chunks, scales, store};
 use crate::support::{Random, Share, begin, bits, compare, cuda, tensor, values};
 
 /// Largest deviation from the CPU's numbers. The CPU does not round queries and weights to 16 bits.
 const TOLERANCES: [(WeightType, f32); 2] = [(WeightType::F16, 1e-3), (WeightType::Bf16, 8e-3)];
+
+/// The same with keys and values in fp8, over which some CPUs also round.
+const TOLERANCE_OF_FP8: f32 = 1.5e-2;
 
 #[test]
 fn tiles_of_ragged_batches_are_those_of_the_cpu() {
@@ -43,8 +46,10 @@ fn tiles_of_ragged_batches_are_those_of_the_cpu() {
     ];
     for (dtype, tolerance) in TOLERANCES {
         for case in &cases {
-            let case = Chunks { dtype, ..case.clone() };
+            let case = Chunks { dtype: KvType::Full(dtype), ..case.clone() };
             compare(&mut gpu, &format!("{case:?}"), &case, tolerance);
+            let case = Chunks { dtype: KvType::Fp8(dtype), scales: scales(), ..case };
+            compare(&mut gpu, &format!("{case:?}"), &case, TOLERANCE_OF_FP8);
         }
     }
 }
@@ -53,12 +58,13 @@ fn tiles_of_ragged_batches_are_those_of_the_cpu() {
 #[test]
 fn chunks_and_neighbours_change_no_bit_of_tiles() {
     let Some(mut gpu) = cuda("chunks in tiles") else { return };
+    let full = KvType::Full(WeightType::Bf16);
     let case = |head_dim, window, lengths| {
-        let mut case =
-            Chunks { dtype: WeightType::Bf16, lengths, chunks: vec![600], ..Chunks::new(4, 2, head_dim) };
+        let mut case = Chunks { dtype: full, lengths, chunks: vec![600], ..Chunks::new(4, 2, head_dim) };
         case.shape.window = window;
         case
     };
+    let in_fp8 = |case| Chunks { dtype: KvType::Fp8(WeightType::Bf16), scales: scales(), ..case };
     let ragged = || vec![70, 17, 530];
     let cases = [
         case(32, None, ragged()),
@@ -66,6 +72,8 @@ fn chunks_and_neighbours_change_no_bit_of_tiles() {
         case(32, Some(300), ragged()),
         case(64, None, vec![20, 265]),
         case(128, None, vec![20, 265]),
+        in_fp8(case(32, Some(300), ragged())),
+        in_fp8(case(128, None, vec![20, 265])),
     ];
     for case in cases {
         let whole = case.results(&mut gpu);
@@ -88,8 +96,12 @@ fn splits_in_parallel_and_in_turn_give_the_same_bits() {
     // In both cases there are more thread blocks than fill a GPU: those of wide tiles in the first case, and of narrow
     // tiles in the second.
     for (kv_heads, lengths, chunks) in [(16, vec![320; 4], vec![320]), (64, vec![260; 6], vec![255, 1])] {
-        let mut many =
-            Chunks { dtype: WeightType::F16, lengths, chunks, ..Chunks::new(kv_heads, kv_heads, 32) };
+        let mut many = Chunks {
+            dtype: KvType::Full(WeightType::F16),
+            lengths,
+            chunks,
+            ..Chunks::new(kv_heads, kv_heads, 32)
+        };
         // With a window, the first key lies inside a split of 256 keys.
         for window in [None, Some(40)] {
             many.shape.window = window;
@@ -144,8 +156,8 @@ fn padding_rows_of_tiles_are_zeros() {
 #[test]
 fn two_shapes_of_heads_in_one_step_have_lists_of_their_own() {
     let Some(mut gpu) = cuda("two shapes") else { return };
-    let first = Chunks { dtype: WeightType::Bf16, ..Chunks::new(4, 2, 32) };
-    let second = Chunks { dtype: WeightType::Bf16, ..Chunks::new(6, 2, 32) };
+    let first = Chunks { dtype: KvType::Full(WeightType::Bf16), ..Chunks::new(4, 2, 32) };
+    let second = Chunks { dtype: KvType::Full(WeightType::Bf16), ..Chunks::new(6, 2, 32) };
     let wanted = [&first, &second].map(|case| {
         let mut fresh = cuda("two shapes")?;
         Some(case.results(&mut fresh))

@@ -1,5 +1,6 @@
 //! Tests mixtures of experts against the CPU device: routing, and the matrix products of each expert's rows.
 
+mod codes;
 mod counts;
 
 use tutti_kernels::cuda::CudaDevice;

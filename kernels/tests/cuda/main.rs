@@ -7,6 +7,7 @@
 
 mod attention;
 mod attention_tiles;
+mod codes;
 mod compile;
 mod delta_rule;
 mod dense;

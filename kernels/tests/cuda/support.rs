@@ -17,7 +17,7 @@ use tutti_kernels::{
     StepResults,
 };
 
-pub use numbers::{Random, assert_near, bits, bytes, matrix};
+pub use numbers::{Random, assert_near, bits, bytes, matrix, stored};
 pub use steps::{Share, begin};
 
 /// A device with all families of operations that the CPU device and the CUDA device have in common.

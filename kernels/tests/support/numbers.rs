@@ -25,6 +25,15 @@ impl Random {
     }
 }
 
+/// The value after rounding to `dtype`.
+pub fn stored(dtype: WeightType, x: f32) -> f32 {
+    match dtype {
+        WeightType::F32 => x,
+        WeightType::F16 => half::f16::from_f32(x).to_f32(),
+        WeightType::Bf16 => half::bf16::from_f32(x).to_f32(),
+    }
+}
+
 /// Little-endian bytes of the values as `dtype`.
 pub fn bytes(dtype: WeightType, values: &[f32]) -> Vec<u8> {
     let element = |&x: &f32| -> Vec<u8> {

@@ -49,6 +49,7 @@ COMMANDS = [
     (r"pip install .*", "tests/tools/venv: the same packages, pinned"),
     (r"tests/run", "tests/run: itself"),
     (r"tests/goldens/generate", "tests/run"),
+    (r"tests/formats/generate", "tests/run"),
     (r"tests/gpu/bundle", "not run: builds in release mode; tests/run makes the bundle of debug builds"),
     (r"tests/gpu/bundle --debug", "tests/run"),
     (r"emulated-gpu/run .*", "not run: builds in release mode; emulated-gpu/programs runs on the same libraries"),

@@ -4,6 +4,10 @@ use crate::Bundle;
 use crate::child::{Ended, command, run};
 use crate::report::Report;
 
+/// The quantised models of the bundle: see `tests/gpu/bundle`.
+const QUANTISED: &str =
+    "goldens/qwen3-fp8_blocks goldens/llama3-w4_group goldens/llama3-mxfp4 goldens/qwen3_moe-w8a8_asym";
+
 /// Runs the tests that compare each operation with the CPU device.
 pub fn kernels(bundle: &Bundle, report: &mut Report) {
     let mut tests = command(bundle, "kernel-tests");
@@ -26,6 +30,12 @@ pub fn goldens(bundle: &Bundle, report: &mut Report) {
         tests.args(["--test-threads=1", "--nocapture"]).args(filter);
         tests.env("GOLDEN_MODELS", bundle.path(models)).env("GOLDEN_DEVICE", "cuda");
         suite(report, part, &run(bundle, tests, "golden-tests"));
+    }
+    if !bundle.short {
+        let mut tests = command(bundle, "golden-tests");
+        tests.args(["--nocapture", "quantised_checkpoints", "--exact"]).env("GOLDEN_DEVICE", "cuda");
+        tests.env("QUANTISED_FORMATS", bundle.path("formats")).env("QUANTISED_MODELS", QUANTISED);
+        suite(report, "goldens of quantised weights", &run(bundle, tests, "golden-tests"));
     }
 }
 

@@ -5,13 +5,13 @@ use crate::cuda::arguments::{self, AttentionTiles, MergeSplits, RopeAngles};
 use crate::cuda::attention_work::WorkShape;
 use crate::cuda::kernels::Grid;
 use crate::cuda::memory::{DevicePointer, grown};
-use crate::cuda::planes::{Planes, stored_type};
+use crate::cuda::planes::{LayerPages, Planes};
 use crate::cuda::records::Item;
 use crate::cuda::sources::{Kernel, kernel};
 use crate::cuda::tensor::{Tensor, Vector};
 use crate::{
-    Attention, AttentionShape, DeviceError, KvShape, PagedAttention, RopeFrequencies, Rotary, RotateAndStore,
-    WeightType,
+    Attention, AttentionShape, DeviceError, KvShape, KvType, PagedAttention, RopeFrequencies, Rotary,
+    RotateAndStore, WeightType,
 };
 
 /// Threads per block of all kernels here: four warps.
@@ -64,7 +64,7 @@ impl PagedAttention for CudaDevice {
         operands: RotateAndStore<'_, Tensor, Vector, Planes>,
     ) -> Result<(), DeviceError> {
         let RotateAndStore { qkv, shape, norms, rotary: Rotary { angles }, planes, layer } = operands;
-        let (kv, pool) = planes.layer(layer, &shape)?;
+        let LayerPages { at: kv, pool, scales } = planes.layer(layer, &shape)?;
         self.check_pages()?;
         let AttentionShape { heads, kv_heads, head_dim, .. } = shape;
         let (q_norm, k_norm, eps) = match norms {
@@ -79,10 +79,11 @@ impl PagedAttention for CudaDevice {
             return Err(DeviceError::Misuse("rotary angles of another step".to_owned()));
         }
         qkv.check(tokens, (heads + 2 * kv_heads) * head_dim)?;
-        let kernel = match stored_type(&pool)? {
-            WeightType::F32 => kernel::rotate_and_store_f32,
-            WeightType::Bf16 => kernel::rotate_and_store_bf16,
-            WeightType::F16 => kernel::rotate_and_store_f16,
+        let kernel = match pool.dtype {
+            KvType::Full(WeightType::F32) => kernel::rotate_and_store_f32,
+            KvType::Full(WeightType::Bf16) => kernel::rotate_and_store_bf16,
+            KvType::Full(WeightType::F16) => kernel::rotate_and_store_f16,
+            KvType::Fp8(_) => kernel::rotate_and_store_fp8,
         };
         let operands = arguments::RotateAndStore {
             qkv: qkv.at(),
@@ -98,6 +99,8 @@ impl PagedAttention for CudaDevice {
             head_dim: head_dim as u32,
             rotated: rotated as u32,
             page_tokens: pool.page_tokens as u32,
+            key_scale: scales.key,
+            value_scale: scales.value,
         };
         let items = tokens * (heads + 2 * kv_heads);
         self.kernels.launch(kernel, Grid::of(items.div_ceil(WARPS), THREADS), operands)
@@ -109,27 +112,29 @@ impl PagedAttention for CudaDevice {
         out: &mut Tensor,
     ) -> Result<(), DeviceError> {
         let Attention { qkv, shape, planes, layer } = attention;
-        let (kv, pool) = planes.layer(layer, &shape)?;
+        let LayerPages { at: kv, pool, scales } = planes.layer(layer, &shape)?;
         self.check_pages()?;
-        let AttentionShape { heads, kv_heads, head_dim, scale, window } = shape;
+        let AttentionShape { heads, kv_heads, head_dim, window, .. } = shape;
         let tokens = self.step.token_rows;
         qkv.check(tokens, (heads + 2 * kv_heads) * head_dim)?;
         out.written(tokens, heads * head_dim)?;
         // The kernels compute distances between positions as signed 32-bit integers.
         let window = window.unwrap_or(usize::MAX).min(i32::MAX as usize) as u32;
-        if let Some(tiles) = Tiles::of(stored_type(&pool)?, head_dim) {
+        let scale = shape.scale * scales.key;
+        if let Some(tiles) = Tiles::of(pool.dtype, head_dim) {
             // Tiles do not cover padding, so padding rows are cleared here.
             out.clear_from(self.step.tokens)?;
             return self.attention_on_tensor_cores(
                 &tiles,
-                &Heads { qkv: qkv.at(), shape, window, kv, pool },
+                &Heads { qkv: qkv.at(), shape, window, scale, value_scale: scales.value, kv, pool },
                 out,
             );
         }
-        let kernel = match stored_type(&pool)? {
-            WeightType::F32 => kernel::attention_f32,
-            WeightType::Bf16 => kernel::attention_bf16,
-            WeightType::F16 => kernel::attention_f16,
+        let kernel = match pool.dtype {
+            KvType::Full(WeightType::F32) => kernel::attention_f32,
+            KvType::Full(WeightType::Bf16) => kernel::attention_bf16,
+            KvType::Full(WeightType::F16) => kernel::attention_f16,
+            KvType::Fp8(_) => kernel::attention_fp8,
         };
         let at = self.step.at;
         let operands = arguments::Attention {
@@ -146,6 +151,7 @@ impl PagedAttention for CudaDevice {
             page_tokens: pool.page_tokens as u32,
             window,
             scale,
+            value_scale: scales.value,
             kv,
         };
         let blocks = ((tokens * heads).div_ceil(WARPS), 1);
@@ -163,17 +169,40 @@ struct Tiles {
 
 impl Tiles {
     /// Returns the kernels for a type and a head size; `None` if only the plain kernel supports them.
-    fn of(dtype: WeightType, head_dim: usize) -> Option<Self> {
+    fn of(dtype: KvType, head_dim: usize) -> Option<Self> {
+        use WeightType::{Bf16, F16};
         let (narrow, wide, merge) = match (dtype, head_dim) {
-            (WeightType::Bf16, 32) => (kernel::narrow_bf16_32, kernel::wide_bf16_32, kernel::merge_splits_32),
-            (WeightType::Bf16, 64) => (kernel::narrow_bf16_64, kernel::wide_bf16_64, kernel::merge_splits_64),
-            (WeightType::Bf16, 128) => {
+            (KvType::Full(Bf16), 32) => {
+                (kernel::narrow_bf16_32, kernel::wide_bf16_32, kernel::merge_splits_32)
+            }
+            (KvType::Full(Bf16), 64) => {
+                (kernel::narrow_bf16_64, kernel::wide_bf16_64, kernel::merge_splits_64)
+            }
+            (KvType::Full(Bf16), 128) => {
                 (kernel::narrow_bf16_128, kernel::wide_bf16_128, kernel::merge_splits_128)
             }
-            (WeightType::F16, 32) => (kernel::narrow_f16_32, kernel::wide_f16_32, kernel::merge_splits_32),
-            (WeightType::F16, 64) => (kernel::narrow_f16_64, kernel::wide_f16_64, kernel::merge_splits_64),
-            (WeightType::F16, 128) => {
+            (KvType::Full(F16), 32) => (kernel::narrow_f16_32, kernel::wide_f16_32, kernel::merge_splits_32),
+            (KvType::Full(F16), 64) => (kernel::narrow_f16_64, kernel::wide_f16_64, kernel::merge_splits_64),
+            (KvType::Full(F16), 128) => {
                 (kernel::narrow_f16_128, kernel::wide_f16_128, kernel::merge_splits_128)
+            }
+            (KvType::Fp8(Bf16), 32) => {
+                (kernel::narrow_fp8_bf16_32, kernel::wide_fp8_bf16_32, kernel::merge_splits_32)
+            }
+            (KvType::Fp8(Bf16), 64) => {
+                (kernel::narrow_fp8_bf16_64, kernel::wide_fp8_bf16_64, kernel::merge_splits_64)
+            }
+            (KvType::Fp8(Bf16), 128) => {
+                (kernel::narrow_fp8_bf16_128, kernel::wide_fp8_bf16_128, kernel::merge_splits_128)
+            }
+            (KvType::Fp8(F16), 32) => {
+                (kernel::narrow_fp8_f16_32, kernel::wide_fp8_f16_32, kernel::merge_splits_32)
+            }
+            (KvType::Fp8(F16), 64) => {
+                (kernel::narrow_fp8_f16_64, kernel::wide_fp8_f16_64, kernel::merge_splits_64)
+            }
+            (KvType::Fp8(F16), 128) => {
+                (kernel::narrow_fp8_f16_128, kernel::wide_fp8_f16_128, kernel::merge_splits_128)
             }
             _ => return None,
         };
@@ -186,6 +215,9 @@ struct Heads {
     qkv: DevicePointer<f32>,
     shape: AttentionShape,
     window: u32,
+    /// Factor of the scores, and factor of the results.
+    scale: f32,
+    value_scale: f32,
     kv: DevicePointer<u8>,
     pool: KvShape,
 }
@@ -205,7 +237,7 @@ impl CudaDevice {
         of: &Heads,
         out: &Tensor,
     ) -> Result<(), DeviceError> {
-        let AttentionShape { heads, kv_heads, head_dim, scale, .. } = of.shape;
+        let AttentionShape { heads, kv_heads, head_dim, .. } = of.shape;
         // Size of a partial result: the largest score, the sum of weights and the weighted sum of values.
         let part_bytes = (2 + head_dim) * size_of::<f32>();
         let shape =
@@ -240,7 +272,8 @@ impl CudaDevice {
             kv_heads: kv_heads as u32,
             page_tokens: of.pool.page_tokens as u32,
             window: of.window,
-            scale,
+            scale: of.scale,
+            value_scale: of.value_scale,
         };
         for (kernel, items, threads, before) in lists {
             let operands = merge(before).with_pages(of.kv);

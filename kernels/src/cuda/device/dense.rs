@@ -25,6 +25,9 @@ impl Dense for CudaDevice {
         let held = table.plain_outputs()?;
         let VocabularyShard { first, .. } = shard.unwrap_or(VocabularyShard { first: 0, vocabulary: held });
         out.written(self.step.token_rows, table.inputs)?;
+        if let Some(layout) = table.codes {
+            return self.embed_codes(table, layout, VocabularyShard { first, vocabulary: held }, out);
+        }
         let kernel = match table.dtype {
             WeightType::F32 => kernel::embed_f32,
             WeightType::Bf16 => kernel::embed_bf16,
@@ -218,7 +221,11 @@ impl CudaDevice {
                 input
             }
         };
-        self.gemm.product(&Product { x: input, rows: x.live, matrix, accumulate, out })
+        let product = Product { x: input, rows: x.live, matrix, accumulate, out };
+        match matrix.codes {
+            Some(layout) => self.codes_product(&product, layout, x.capacity),
+            None => self.gemm.product(&product),
+        }
     }
 
     fn add_bias(&self, bias: Option<DevicePointer<f32>>, out: &Tensor) -> Result<(), DeviceError> {

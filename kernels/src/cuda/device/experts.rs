@@ -7,7 +7,7 @@
 
 mod products;
 
-use products::{ExpertProduct, Form, Kind, Pairs, kinds};
+use products::{ExpertKernel, ExpertProduct, Kind, Pairs, kinds};
 
 use super::CudaDevice;
 use crate::cuda::arguments::{Cast, GroupRows, RouteRows, SumExperts};
@@ -55,7 +55,7 @@ struct Memory {
     /// The number of pairs of each expert that this rank holds, and a list of pairs per expert, with room for all rows.
     counts: DevicePointer<u32>,
     lists: DevicePointer<u32>,
-    /// Activations of the pairs, in the type of the weights.
+    /// Activations of the pairs, in the type of the inputs of the down projection.
     activated: DevicePointer<u8>,
     outputs: DevicePointer<f32>,
 }
@@ -114,7 +114,8 @@ impl CudaDevice {
         let outputs_of_row = (top_k * x.width * size_of::<f32>()).max(1);
         let rows = (self.expert_output_bytes / outputs_of_row).min(x.capacity).max(1);
         let pairs = rows * top_k;
-        let activated = kinds.iter().map(|kind| kind.intermediate * kind.dtype.bytes()).max().unwrap_or(0);
+        let activated =
+            kinds.iter().map(|kind| kind.intermediate * kind.dtypes[1].bytes()).max().unwrap_or(0);
         let (gpu, scratch) = (&self.gpu, &mut self.scratch);
         let routes = (2 * pairs + held + held * rows) * WORD;
         let chosen = grown(&mut scratch.routes, gpu, routes, "routes of experts")?.at::<u32>();
@@ -173,14 +174,12 @@ impl CudaDevice {
             capacity: memory.rows,
             most: rows * top_k,
         };
-        let form = Form::of(kind, *width, pairs.most, layer.experts);
-        let [gates, outputs] = form.kernels(kind.dtype);
+        let [gates, outputs] = ExpertKernel::of(kind, *width, pairs.most, layer.experts);
         let matrices = |index: usize| table.add(index + kind.experts.start);
         let gates = ExpertProduct {
-            form,
             kernel: gates,
-            is_gated: true,
-            x: self.input_of_experts(layer, kind.dtype, rows, x)?,
+            activated: Some(kind.dtypes[1]),
+            x: self.input_of_experts(layer, kind.dtypes[0], rows, x)?,
             pairs_per_row: top_k,
             inputs: *width,
             matrices: matrices(0),
@@ -189,9 +188,8 @@ impl CudaDevice {
         };
         gates.launch(&self.kernels, pairs)?;
         let outputs = ExpertProduct {
-            form,
             kernel: outputs,
-            is_gated: false,
+            activated: None,
             x: memory.activated,
             pairs_per_row: 1,
             inputs: intermediate,

@@ -22,7 +22,8 @@ struct Args {
   const u32* pages;
   float* out;
   u32 tokens, heads, kv_heads, head_dim, page_tokens, window;
-  float scale;
+  float scale;        // of the scores, times the scale of keys
+  float value_scale;  // 1 for types other than fp8
 };
 
 struct State {
@@ -108,19 +109,20 @@ DEVICE void attend(const Args& args, const typename Kv::Raw* kv) {
 #pragma unroll
   for (int i = 0; i < LANE_ELEMENTS; i++) {
     u32 d = lane + 32 * i;
-    if (d < head_dim) out[d] = __fdiv_rn(total.values[i], total.sum);
+    if (d < head_dim) out[d] = __fmul_rn(__fdiv_rn(total.values[i], total.sum), args.value_scale);
   }
 }
 
 #define ATTENTION(NAME, TYPE)                                                                                              \
   KERNEL(THREADS) NAME(const float* qkv, const Row* rows, const u32* row_of, const int* kv_at, const u32* pages, float* out, \
                        u32 tokens, u32 heads, u32 kv_heads, u32 head_dim, u32 page_tokens, u32 window, float scale,         \
-                       const TYPE::Raw* kv) {                                                                              \
+                       float value_scale, const TYPE::Raw* kv) {                                                                              \
     BEGIN(NAME);                                                                                                             \
     const Args args = {qkv,   rows,  row_of,   kv_at,    pages,       out,    tokens,                                      \
-                       heads, kv_heads, head_dim, page_tokens, window, scale};                                             \
+                       heads, kv_heads, head_dim, page_tokens, window, scale, value_scale};                                       \
     attend<TYPE>(args, kv);                                                                                                \
   }
 ATTENTION(attention_f32, F32)
 ATTENTION(attention_bf16, Bf16)
 ATTENTION(attention_f16, F16)
+ATTENTION(attention_fp8, Fp8)

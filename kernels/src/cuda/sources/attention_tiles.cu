@@ -1,4 +1,5 @@
-// Causal attention of ragged batches over paged keys and values of two bytes, on tensor cores.
+// Causal attention of ragged batches over paged keys and values of two bytes or in fp8, on tensor cores. Those in fp8
+// are copied as they are stored, and a block widens each tile once. This is exact.
 //
 // The queries of a row for one kv head are numbered: query i is head i % group of token i / group. A work item is a
 // tile of consecutive queries, 16 per warp, so that the query heads of a decode share one pass over its keys. A narrow
@@ -38,7 +39,8 @@ struct Args {
   float* part_values;  // [kv head][parts][head_dim]
   u32 parts, heads, kv_heads, page_tokens;
   u32 window;  // at most 2^31 - 1
-  float scale;
+  float scale;        // of the scores, times the scale of keys
+  float value_scale;  // 1 for types other than fp8
 };
 
 // A query of a tile. An index past the last query of the tile gives the last query.
@@ -71,13 +73,37 @@ DEVICE float normal(float value, float factor) { return __fadd_rn(__fmul_rn(valu
 
 // Keys and values of two tiles: one tile is read while the copy of the other one is under way. Rows are padded, so that
 // the eight rows of a matrix lie in different banks.
-template <int D>
+template <class Stored, int D>
 struct Shared {
-  u16 tiles[2][2][TILE][D + 8];
+  static constexpr u32 TILES = 2;
+  u16 tiles[TILES][2][TILE][D + 8];
+  DEVICE u16* copy_of(u32 stage, u32 kind, u32 key) { return tiles[stage][kind][key]; }
+  template <class Kv>
+  DEVICE void widen(u32) {}
+};
+// In fp8, two tiles of codes, and one tile of widened numbers.
+template <int D>
+struct Shared<Fp8, D> {
+  static constexpr u32 TILES = 1;
+  u16 tiles[TILES][2][TILE][D + 8];
+  __align__(16) u8 codes[2][2][TILE][D];
+  DEVICE u8* copy_of(u32 stage, u32 kind, u32 key) { return codes[stage][kind][key]; }
+  // Widens the tile of a stage. All threads of the block call this function. It ends with a barrier.
+  template <class Kv>
+  DEVICE void widen(u32 stage) {
+    for (u32 i = threadIdx.x; i < 2 * TILE * D / 4; i += blockDim.x) {
+      const u32 line = i / (D / 4), d = i % (D / 4) * 4;
+      const float4 x = Fp8::load4(&codes[stage][line / TILE][line % TILE][d]);
+      const uint2 both = make_uint2(Tensor<Kv>::pair(x.x, x.y), Tensor<Kv>::pair(x.z, x.w));
+      *reinterpret_cast<uint2*>(&tiles[0][line / TILE][line % TILE][d]) = both;
+    }
+    __syncthreads();
+  }
 };
 
-template <class Kv, int D, int WARPS>
-DEVICE void attend(const Args& args, const u16* kv, Shared<D>& shared) {
+// Kv is the type of the products, and Stored the type in pages.
+template <class Kv, class Stored, int D, int WARPS>
+DEVICE void attend(const Args& args, const typename Stored::Raw* kv, Shared<Stored, D>& shared) {
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const Item item = args.items[blockIdx.x];
   const Row row = args.rows[item.row];
@@ -94,16 +120,18 @@ DEVICE void attend(const Args& args, const u16* kv, Shared<D>& shared) {
     const u32 key = min(tile * TILE + lane, high);
     return (pages[key / args.page_tokens] * args.kv_heads + blockIdx.y) * 2 * args.page_tokens + key % args.page_tokens;
   };
-  constexpr u32 CHUNKS = D / 8, KEYS_AT_ONCE = 32 / CHUNKS, WARP_KEYS = TILE / WARPS;
+  constexpr u32 CHUNK = 16 / sizeof(typename Stored::Raw);  // elements per copy
+  constexpr u32 CHUNKS = D / CHUNK, WARP_KEYS = TILE / WARPS, KEYS_AT_ONCE = 32 / CHUNKS;
   auto fetch = [&](u32 tile, u32 stage, u32 located) {
-    const u32 chunk = lane % CHUNKS * 8;
+    const u32 chunk = lane % CHUNKS * CHUNK;
 #pragma unroll
     for (u32 i = 0; i < WARP_KEYS; i += KEYS_AT_ONCE) {
       const u32 at = warp * WARP_KEYS + i + lane / CHUNKS, key = tile * TILE + at;
-      const u16* from = kv + (size_t)__shfl_sync(ALL_LANES, located, at) * D + chunk;
+      const typename Stored::Raw* from = kv + (size_t)__shfl_sync(ALL_LANES, located, at % TILE) * D + chunk;
       const bool seen = key >= first_key && key <= high;
-      copy16(shared_address(&shared.tiles[stage][0][at][chunk]), from, seen);
-      copy16(shared_address(&shared.tiles[stage][1][at][chunk]), from + args.page_tokens * D, seen);
+      if (KEYS_AT_ONCE > WARP_KEYS && lane / CHUNKS >= WARP_KEYS) break;  // the key of another warp
+      copy16(shared_address(shared.copy_of(stage, 0, at) + chunk), from, seen);
+      copy16(shared_address(shared.copy_of(stage, 1, at) + chunk), from + args.page_tokens * D, seen);
     }
     commit_copies();
   };
@@ -144,6 +172,8 @@ DEVICE void attend(const Args& args, const u16* kv, Shared<D>& shared) {
       fetch(tile + 1, stage ^ 1, located);
       if (tile + 2 < end) located = locate(tile + 2);
     }
+    shared.template widen<Kv>(stage);
+    const auto& tiles = shared.tiles[stage % Shared<Stored, D>::TILES];
     if (has_queries && tile * TILE <= warp_high) {
       float scores[TILE / 8][4] = {};
 #pragma unroll
@@ -151,7 +181,7 @@ DEVICE void attend(const Args& args, const u16* kv, Shared<D>& shared) {
 #pragma unroll
         for (u32 n = 0; n < TILE / 8; n += 2) {
           u32 b[4];
-          load_matrices(b, shared_address(&shared.tiles[stage][0][n * 8 + key_row][k * 16 + key_column]));
+          load_matrices(b, shared_address(&tiles[0][n * 8 + key_row][k * 16 + key_column]));
           Tensor<Kv>::multiply_add(scores[n], q[k], b[0], b[1]);
           Tensor<Kv>::multiply_add(scores[n + 1], q[k], b[2], b[3]);
         }
@@ -193,7 +223,7 @@ DEVICE void attend(const Args& args, const u16* kv, Shared<D>& shared) {
 #pragma unroll
         for (u32 n = 0; n < D / 8; n += 2) {
           u32 b[4];
-          load_transposed(b, shared_address(&shared.tiles[stage][1][k * 16 + value_row][n * 8 + value_column]));
+          load_transposed(b, shared_address(&tiles[1][k * 16 + value_row][n * 8 + value_column]));
           Tensor<Kv>::multiply_add(values[n], weights[k], b[0], b[1]);
           Tensor<Kv>::multiply_add(values[n + 1], weights[k], b[2], b[3]);
         }
@@ -233,7 +263,7 @@ DEVICE void attend(const Args& args, const u16* kv, Shared<D>& shared) {
     }
     const Query query = query_at(args, row, item, index);
     const bool is_padding = args.kv_at[query.token] < 0;
-    const float factor = __fdiv_rn(1.f, total_sum[h]);
+    const float factor = __fdiv_rn(args.value_scale, total_sum[h]);
     float* to = args.out + ((size_t)query.token * args.heads + query.head) * D + t * 2;
 #pragma unroll
     for (u32 n = 0; n < D / 8; n++)
@@ -265,7 +295,7 @@ DEVICE void merge(const Args& args) {
       values = make_float4(folded(by, values.x, more.x), folded(by, values.y, more.y), folded(by, values.z, more.z),
                            folded(by, values.w, more.w));
     }
-    const float factor = __fdiv_rn(1.f, sum);
+    const float factor = __fdiv_rn(args.value_scale, sum);
     float4 result = make_float4(normal(values.x, factor), normal(values.y, factor), normal(values.z, factor),
                                 normal(values.w, factor));
     if (args.kv_at[query.token] < 0) result = make_float4(0.f, 0.f, 0.f, 0.f);
@@ -275,15 +305,16 @@ DEVICE void merge(const Args& args) {
 
 #define PARAMETERS                                                                                                          \
   const float *qkv, const Row *rows, const Item *items, const int *kv_at, const u32 *pages, float *out, float2 *part_sums,  \
-      float *part_values, u32 parts, u32 heads, u32 kv_heads, u32 page_tokens, u32 window, float scale
-#define ARGS {qkv, rows, items, kv_at, pages, out, part_sums, part_values, parts, heads, kv_heads, page_tokens, window, scale}
+      float *part_values, u32 parts, u32 heads, u32 kv_heads, u32 page_tokens, u32 window, float scale,          \
+      float value_scale
+#define ARGS {qkv, rows, items, kv_at, pages, out, part_sums, part_values, parts, heads, kv_heads, page_tokens, window, scale, value_scale}
 
-#define ATTENTION(NAME, TYPE, D, WARPS, BLOCKS)                \
-  KERNEL(32 * WARPS, BLOCKS) NAME(PARAMETERS, const u16* kv) { \
-    BEGIN(NAME);                                               \
-    __shared__ __align__(16) Shared<D> shared;                 \
-    const Args args = ARGS;                                    \
-    attend<TYPE, D, WARPS>(args, kv, shared);                  \
+#define ATTENTION(NAME, TYPE, STORED, D, WARPS, BLOCKS)                \
+  KERNEL(32 * WARPS, BLOCKS) NAME(PARAMETERS, const STORED::Raw* kv) { \
+    BEGIN(NAME);                                                       \
+    __shared__ __align__(16) Shared<STORED, D> shared;                 \
+    const Args args = ARGS;                                            \
+    attend<TYPE, STORED, D, WARPS>(args, kv, shared);                  \
   }
 #define MERGE(NAME, D)             \
   KERNEL(128) NAME(PARAMETERS) {   \
@@ -291,18 +322,30 @@ DEVICE void merge(const Args& args) {
     const Args args = ARGS;        \
     merge<D>(args);                \
   }
-ATTENTION(narrow_bf16_32, Bf16, 32, 1, 8)
-ATTENTION(narrow_bf16_64, Bf16, 64, 1, 8)
-ATTENTION(narrow_bf16_128, Bf16, 128, 1, 6)
-ATTENTION(narrow_f16_32, F16, 32, 1, 8)
-ATTENTION(narrow_f16_64, F16, 64, 1, 8)
-ATTENTION(narrow_f16_128, F16, 128, 1, 6)
-ATTENTION(wide_bf16_32, Bf16, 32, 4, 4)
-ATTENTION(wide_bf16_64, Bf16, 64, 4, 3)
-ATTENTION(wide_bf16_128, Bf16, 128, 4, 2)
-ATTENTION(wide_f16_32, F16, 32, 4, 4)
-ATTENTION(wide_f16_64, F16, 64, 4, 3)
-ATTENTION(wide_f16_128, F16, 128, 4, 2)
+ATTENTION(narrow_bf16_32, Bf16, Bf16, 32, 1, 8)
+ATTENTION(narrow_bf16_64, Bf16, Bf16, 64, 1, 8)
+ATTENTION(narrow_bf16_128, Bf16, Bf16, 128, 1, 6)
+ATTENTION(narrow_f16_32, F16, F16, 32, 1, 8)
+ATTENTION(narrow_f16_64, F16, F16, 64, 1, 8)
+ATTENTION(narrow_f16_128, F16, F16, 128, 1, 6)
+ATTENTION(wide_bf16_32, Bf16, Bf16, 32, 4, 4)
+ATTENTION(wide_bf16_64, Bf16, Bf16, 64, 4, 3)
+ATTENTION(wide_bf16_128, Bf16, Bf16, 128, 4, 2)
+ATTENTION(wide_f16_32, F16, F16, 32, 4, 4)
+ATTENTION(wide_f16_64, F16, F16, 64, 4, 3)
+ATTENTION(wide_f16_128, F16, F16, 128, 4, 2)
+ATTENTION(narrow_fp8_bf16_32, Bf16, Fp8, 32, 1, 8)
+ATTENTION(narrow_fp8_bf16_64, Bf16, Fp8, 64, 1, 8)
+ATTENTION(narrow_fp8_bf16_128, Bf16, Fp8, 128, 1, 6)
+ATTENTION(narrow_fp8_f16_32, F16, Fp8, 32, 1, 8)
+ATTENTION(narrow_fp8_f16_64, F16, Fp8, 64, 1, 8)
+ATTENTION(narrow_fp8_f16_128, F16, Fp8, 128, 1, 6)
+ATTENTION(wide_fp8_bf16_32, Bf16, Fp8, 32, 4, 4)
+ATTENTION(wide_fp8_bf16_64, Bf16, Fp8, 64, 4, 3)
+ATTENTION(wide_fp8_bf16_128, Bf16, Fp8, 128, 4, 2)
+ATTENTION(wide_fp8_f16_32, F16, Fp8, 32, 4, 4)
+ATTENTION(wide_fp8_f16_64, F16, Fp8, 64, 4, 3)
+ATTENTION(wide_fp8_f16_128, F16, Fp8, 128, 4, 2)
 MERGE(merge_splits_32, 32)
 MERGE(merge_splits_64, 64)
 MERGE(merge_splits_128, 128)

@@ -19,10 +19,11 @@ KERNEL(THREADS) rope_angles(const float* positions, u32 tokens, const float* inv
 
 // One warp per head of a token: first the q heads, then the k heads, then the v heads. `kv_at` of a token is page *
 // page_tokens + index in the page. It is -1 in the null page, where nothing is stored. The norms' weights may be null.
+// Keys and values are divided by their scales, which are 1 for types other than fp8.
 template <class Kv>
 DEVICE void rotate_and_store(float* qkv, const float* angles, const float* q_norm, const float* k_norm, const int* kv_at,
                              typename Kv::Raw* kv, float eps, u32 tokens, u32 heads, u32 kv_heads, u32 head_dim, u32 rotated,
-                             u32 page_tokens) {
+                             u32 page_tokens, float key_scale, float value_scale) {
   const u32 all_heads = heads + 2 * kv_heads, lane = threadIdx.x % 32;
   const u32 item = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
   if (item >= tokens * all_heads) return;
@@ -39,7 +40,7 @@ DEVICE void rotate_and_store(float* qkv, const float* angles, const float* q_nor
     stored = kv + (run * page_tokens + at % page_tokens) * head_dim;
   }
   if (is_value) {
-    for (u32 i = lane; i < head_dim; i += 32) stored[i] = Kv::narrow(x[i]);
+    for (u32 i = lane; i < head_dim; i += 32) stored[i] = Kv::narrow(__fdiv_rn(x[i], value_scale));
     return;
   }
   const float* weight = is_query ? q_norm : k_norm;
@@ -52,7 +53,7 @@ DEVICE void rotate_and_store(float* qkv, const float* angles, const float* q_nor
   auto normal = [&](u32 i) { return weight ? __fmul_rn(__fmul_rn(x[i], factor), weight[i]) : x[i]; };
   auto put = [&](u32 i, float value) {
     if (is_query) x[i] = value;
-    else stored[i] = Kv::narrow(value);
+    else stored[i] = Kv::narrow(__fdiv_rn(value, key_scale));
   };
   const u32 half = rotated / 2;
   angles += (size_t)token * rotated;
@@ -67,11 +68,12 @@ DEVICE void rotate_and_store(float* qkv, const float* angles, const float* q_nor
 #define ROTATE_AND_STORE(NAME, TYPE)                                                                                        \
   KERNEL(THREADS) NAME(float* qkv, const float* angles, const float* q_norm, const float* k_norm, const int* kv_at,         \
                        TYPE::Raw* kv, float eps, u32 tokens, u32 heads, u32 kv_heads, u32 head_dim, u32 rotated,             \
-                       u32 page_tokens) {                                                                                   \
+                       u32 page_tokens, float key_scale, float value_scale) {                                                                                 \
     BEGIN(NAME);                                                                                                            \
     rotate_and_store<TYPE>(qkv, angles, q_norm, k_norm, kv_at, kv, eps, tokens, heads, kv_heads, head_dim, rotated,          \
-                           page_tokens);                                                                                    \
+                           page_tokens, key_scale, value_scale);                                                                                    \
   }
 ROTATE_AND_STORE(rotate_and_store_f32, F32)
 ROTATE_AND_STORE(rotate_and_store_bf16, Bf16)
 ROTATE_AND_STORE(rotate_and_store_f16, F16)
+ROTATE_AND_STORE(rotate_and_store_fp8, Fp8)

@@ -3,10 +3,11 @@
 use std::ops::Range;
 
 use crate::cuda::arguments::MultiplyExperts;
+use crate::cuda::device::codes::Tile;
 use crate::cuda::kernels::{Grid, Kernels};
 use crate::cuda::memory::DevicePointer;
 use crate::cuda::sources::{Kernel, kernel};
-use crate::cuda::tensor::Matrix;
+use crate::cuda::tensor::{CodesLayout, Matrix};
 use crate::{DeviceError, WeightType};
 
 /// Threads per block.
@@ -20,7 +21,10 @@ const ALIGNMENT: usize = 8;
 pub(super) struct Kind {
     /// Indices among the experts that this rank holds.
     pub(super) experts: Range<usize>,
-    pub(super) dtype: WeightType,
+    /// Types of the inputs of the gated product and of the down projection.
+    pub(super) dtypes: [WeightType; 2],
+    /// Layouts of gate with up, and of down; `None` for weights of the type of their inputs.
+    pub(super) codes: [Option<CodesLayout>; 2],
     /// Number of gates.
     pub(super) intermediate: usize,
 }
@@ -37,15 +41,22 @@ pub(super) fn kinds(gate_up: &[Matrix], down: &[Matrix], width: usize) -> Result
                 gate_up.inputs, down.inputs
             )));
         }
-        if down.dtype != dtype {
+        // Only the kernels for codes give activations of any type.
+        if down.dtype != dtype && gate_up.codes.is_none() {
             let why = format!("expert {expert} with gate_up in {dtype:?} and down in {:?}", down.dtype);
             return Err(DeviceError::Unsupported(why));
         }
+        let kind = Kind {
+            experts: expert..expert + 1,
+            dtypes: [dtype, down.dtype],
+            codes: [gate_up.codes, down.codes],
+            intermediate,
+        };
         match kinds.last_mut() {
-            Some(kind) if kind.dtype == dtype && kind.intermediate == intermediate => {
-                kind.experts.end = expert + 1;
+            Some(last) if (Kind { experts: last.experts.clone(), ..kind.clone() }) == *last => {
+                last.experts.end = expert + 1;
             }
-            _ => kinds.push(Kind { experts: expert..expert + 1, dtype, intermediate }),
+            _ => kinds.push(kind),
         }
     }
     Ok(kinds)
@@ -63,12 +74,12 @@ pub(super) enum Form {
 }
 
 impl Form {
-    /// Returns the form for experts of a kind, if `experts` experts have `pairs` pairs of row and expert in total.
-    /// Narrow and wide tiles give the same bits.
-    pub(super) fn of(kind: &Kind, width: usize, pairs: usize, experts: usize) -> Self {
-        let is_aligned = width.is_multiple_of(ALIGNMENT) && kind.intermediate.is_multiple_of(ALIGNMENT);
+    /// Returns the form for experts with weights of a type and rows of these widths, if `experts` experts have `pairs`
+    /// pairs of row and expert in total. Narrow and wide tiles give the same bits.
+    fn of(dtype: WeightType, widths: [usize; 2], pairs: usize, experts: usize) -> Self {
+        let is_aligned = widths.iter().all(|width| width.is_multiple_of(ALIGNMENT));
         let (fits_narrow, _) = Self::Narrow.tile();
-        match kind.dtype {
+        match dtype {
             WeightType::F32 => Self::Plain,
             _ if !is_aligned => Self::Plain,
             _ if pairs <= fits_narrow * experts => Self::Narrow,
@@ -87,7 +98,7 @@ impl Form {
     }
 
     /// Returns the kernels of the gated product and of the down projection.
-    pub(super) fn kernels(self, dtype: WeightType) -> [Kernel<MultiplyExperts>; 2] {
+    fn kernels(self, dtype: WeightType) -> [Kernel<MultiplyExperts>; 2] {
         use WeightType::{Bf16, F16, F32};
         match (self, dtype) {
             (Self::Plain, F32) => [kernel::expert_gates_f32, kernel::expert_outputs_f32],
@@ -116,12 +127,42 @@ pub(super) struct Pairs {
     pub(super) most: usize,
 }
 
+/// The kernel of a product, with the size of its tiles.
+#[derive(Clone, Copy)]
+pub(super) enum ExpertKernel {
+    Stored(Form, Kernel<MultiplyExperts>),
+    Codes(Tile, CodesLayout),
+}
+
+impl ExpertKernel {
+    /// Returns the kernels of the gated product and of the down projection of experts of a kind, if `experts` experts
+    /// have `pairs` pairs of row and expert in total.
+    pub(super) fn of(kind: &Kind, width: usize, pairs: usize, experts: usize) -> [Self; 2] {
+        let tile = Tile::of_rows(pairs / experts.max(1));
+        [0, 1].map(|index| match kind.codes[index] {
+            Some(layout) => Self::Codes(tile, layout),
+            None => {
+                let dtype = kind.dtypes[index];
+                let form = Form::of(dtype, [width, kind.intermediate], pairs, experts);
+                Self::Stored(form, form.kernels(dtype)[index])
+            }
+        })
+    }
+
+    /// Pairs of row and expert, and output columns, per tile.
+    fn tile(self) -> (usize, usize) {
+        match self {
+            Self::Stored(form, _) => form.tile(),
+            Self::Codes(tile, _) => (tile.rows(), Tile::COLUMNS),
+        }
+    }
+}
+
 /// The matrix products of some experts, each over the pairs of that expert.
 pub(super) struct ExpertProduct {
-    pub(super) form: Form,
-    pub(super) kernel: Kernel<MultiplyExperts>,
-    /// True for the gated product: gate and up are multiplied, and the outputs are activations.
-    pub(super) is_gated: bool,
+    pub(super) kernel: ExpertKernel,
+    /// Of the gated product, whose outputs are activations: their type.
+    pub(super) activated: Option<WeightType>,
     /// Address of the input. Row `p / pairs_per_row` belongs to pair `p`.
     pub(super) x: DevicePointer<u8>,
     pub(super) pairs_per_row: usize,
@@ -139,9 +180,9 @@ impl ExpertProduct {
     pub(super) fn launch(&self, kernels: &Kernels, pairs: Pairs) -> Result<(), DeviceError> {
         let Self { x, matrices, out, .. } = *self;
         let Pairs { counts, lists, experts, capacity, most } = pairs;
-        let (rows, columns) = self.form.tile();
+        let (rows, columns) = self.kernel.tile();
         // Half of the columns of a gated tile belong to the up matrix.
-        let columns = if self.is_gated { columns / 2 } else { columns };
+        let columns = if self.activated.is_some() { columns / 2 } else { columns };
         // Each expert may have one tile that is only partly full.
         let tiles = most.min(most / rows + experts);
         let grid =
@@ -158,6 +199,12 @@ impl ExpertProduct {
             inputs: self.inputs as u32,
             outputs: self.outputs as u32,
         };
-        kernels.launch(self.kernel, grid, operands)
+        match self.kernel {
+            ExpertKernel::Stored(_, kernel) => kernels.launch(kernel, grid, operands),
+            ExpertKernel::Codes(tile, layout) => {
+                let kernel = tile.experts_kernel(layout.element);
+                kernels.launch(kernel, grid, operands.with_codes(&layout, self.activated))
+            }
+        }
     }
 }
