@@ -4,6 +4,7 @@
 //! file. `conductor kernels` compiles GPU kernels, and `conductor quantize` writes a quantised checkpoint. `conductor
 //! status`, `drain` and `trace` call a running conductor. These commands serve nothing.
 
+// A test counts the blocks of glibc's allocator (tests/cluster/lib/live_heap.c).
 #[cfg(all(feature = "jemalloc", not(feature = "media-test-model")))]
 #[path = "../runtime/executable/allocator.rs"]
 mod allocator;

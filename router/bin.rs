@@ -1,6 +1,6 @@
 //! The `router` executable: a stand-alone front door to conductors that run elsewhere.
 
-#[cfg(all(feature = "jemalloc", not(feature = "media-test-model")))]
+#[cfg(feature = "jemalloc")]
 #[path = "../runtime/executable/allocator.rs"]
 mod allocator;
 

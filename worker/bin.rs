@@ -1,5 +1,6 @@
 //! The `worker` binary: a worker that joins a conductor by hand.
 
+// A test counts the blocks of glibc's allocator (tests/cluster/lib/live_heap.c).
 #[cfg(all(feature = "jemalloc", not(feature = "media-test-model")))]
 #[path = "../runtime/executable/allocator.rs"]
 mod allocator;

@@ -1,4 +1,5 @@
-//! Gives freed memory back to the system while a process is idle.
+//! Gives freed memory back to the system while a process is idle, in builds without jemalloc, which does so by itself
+//! (`runtime/executable/allocator.rs`).
 //!
 //! glibc's allocator keeps what is freed, in an arena per thread, so that a process stays as large as its busiest
 //! moment made it. `malloc_trim` returns the pages that nothing uses. It takes milliseconds and holds each arena's lock

@@ -118,16 +118,18 @@ fn own_deviation(name: &str) -> f64 {
 /// Compares the models of a folder of tests/formats/generate with their goldens: on the fastest path of the CPU, or on
 /// a GPU those that `QUANTISED_MODELS` names, or all. The reference is what transformers computes with the dequantised
 /// weights. `file` is the name of the weights in a model's folder; `None` for the folder itself. `is_stored` tells by a
-/// model's name if the device holds weights as stored. Returns the number of models.
-fn formats_agree(folder: &str, file: Option<&str>, is_stored: impl Fn(&str) -> bool) -> usize {
+/// model's name if the device holds weights as stored. Fails if there are fewer than `least` models, or not all that are
+/// named.
+fn formats_agree(folder: &str, file: Option<&str>, is_stored: impl Fn(&str) -> bool, least: usize) {
     let Some(root) = std::env::var_os("QUANTISED_FORMATS").map(PathBuf::from) else {
         eprintln!("skipped: QUANTISED_FORMATS is not set");
-        return usize::MAX;
+        return;
     };
-    let chosen = std::env::var("QUANTISED_MODELS").ok();
-    let is_chosen = |name: &str| {
-        chosen.as_ref().is_none_or(|chosen| chosen.split(' ').any(|one| one == format!("{folder}/{name}")))
-    };
+    let names = std::env::var("QUANTISED_MODELS").ok();
+    let chosen: Option<Vec<&str>> = names.as_ref().map(|names| {
+        names.split_whitespace().filter_map(|name| name.strip_prefix(folder)?.strip_prefix('/')).collect()
+    });
+    let is_chosen = |name: &str| chosen.as_ref().is_none_or(|chosen| chosen.contains(&name));
     let isa = (!on_gpu()).then(Isa::detect);
     let mut models = 0;
     for entry in fs::read_dir(root.join(folder)).unwrap() {
@@ -145,7 +147,8 @@ fn formats_agree(folder: &str, file: Option<&str>, is_stored: impl Fn(&str) -> b
         assert!(described.contains("as stored") == is_stored(name), "{name}: {described}");
         models += 1;
     }
-    if chosen.is_some() { usize::MAX } else { models }
+    let least = chosen.map_or(least, |chosen| chosen.len());
+    assert!(models >= least, "{models} models of {least}");
 }
 
 /// Golden models in each layout of quantised weights.
@@ -159,15 +162,13 @@ fn quantised_checkpoints() {
             || ["qwen3_moe-gptq", "qwen3_moe-gptq_v2"].contains(&name);
         !has_no_form
     };
-    let models = formats_agree("goldens", None, is_stored);
-    assert!(models >= 60, "{models} models");
+    formats_agree("goldens", None, is_stored, 60);
 }
 
 /// Golden models in GGUF files.
 #[test]
 fn gguf_files() {
-    let models = formats_agree("goldens-gguf", Some("model.gguf"), |name| name.contains("-q"));
-    assert!(models >= 20, "{models} models");
+    formats_agree("goldens-gguf", Some("model.gguf"), |name| name.contains("-q"), 20);
 }
 
 #[test]
