@@ -139,8 +139,8 @@ impl<'a> QuantizedRows<'a> {
     }
 
     /// Returns an error unless these matrices can be held as one: stacked one below another (q, k and v), or as a pair
-    /// with the same number of rows (gate and up).
-    pub fn check_fused(matrices: &[Self], is_pair: bool) -> Result<(), DeviceError> {
+    /// with the same number of rows (gate and up). Returns the first matrix.
+    pub fn check_fused(matrices: &[Self], is_pair: bool) -> Result<&Self, DeviceError> {
         let first =
             matrices.first().ok_or_else(|| DeviceError::Misuse("no matrices to fuse into one".to_owned()))?;
         matrices.iter().try_for_each(Self::check)?;
@@ -160,7 +160,7 @@ impl<'a> QuantizedRows<'a> {
             let rows: Vec<usize> = matrices.iter().map(|matrix| matrix.rows).collect();
             return Err(DeviceError::Misuse(format!("gate and up as matrices of {rows:?} rows")));
         }
-        Ok(())
+        Ok(first)
     }
 
     /// Returns an error that names the first member that does not fit the others.

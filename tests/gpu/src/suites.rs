@@ -4,10 +4,6 @@ use crate::Bundle;
 use crate::child::{Ended, command, run};
 use crate::report::Report;
 
-/// The quantised models of the bundle: see `tests/gpu/bundle`.
-const QUANTISED: &str =
-    "goldens/qwen3-fp8_blocks goldens/llama3-w4_group goldens/llama3-mxfp4 goldens/qwen3_moe-w8a8_asym";
-
 /// Runs the tests that compare each operation with the CPU device.
 pub fn kernels(bundle: &Bundle, report: &mut Report) {
     let mut tests = command(bundle, "kernel-tests");
@@ -34,9 +30,18 @@ pub fn goldens(bundle: &Bundle, report: &mut Report) {
     if !bundle.short {
         let mut tests = command(bundle, "golden-tests");
         tests.args(["--nocapture", "quantised_checkpoints", "--exact"]).env("GOLDEN_DEVICE", "cuda");
-        tests.env("QUANTISED_FORMATS", bundle.path("formats")).env("QUANTISED_MODELS", QUANTISED);
+        tests.env("QUANTISED_FORMATS", bundle.path("formats")).env("QUANTISED_MODELS", quantised(bundle));
         suite(report, "goldens of quantised weights", &run(bundle, tests, "golden-tests"));
     }
+}
+
+/// The names of the bundle's quantised models.
+fn quantised(bundle: &Bundle) -> String {
+    let folders = std::fs::read_dir(bundle.path("formats/goldens")).into_iter().flatten().flatten();
+    let names = folders.map(|folder| format!("goldens/{}", folder.file_name().to_string_lossy()));
+    // Without a name, the test would pass without a model. A name that does not exist fails it.
+    let names: Vec<String> = names.collect();
+    if names.is_empty() { "goldens/none".to_owned() } else { names.join(" ") }
 }
 
 /// Adds a check for each test in the output.

@@ -13,9 +13,8 @@ use crate::{
 const INT8_GROUP: usize = 128;
 
 /// The memory of one rank, as its device will hold it. The sizes are lower bounds: they count no padding, no screen of
-/// the LM head, no wider form of quantised matrices that are fused with others, and no buffers of steps. Only the
-/// scales of whole rows are counted as on a CPU, which repeats them for each group; a GPU takes 3 % less for such
-/// weights.
+/// the LM head, no wider form of quantised matrices that are fused with others, no scales of whole rows that a CPU
+/// repeats, and no buffers of steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Footprint {
     /// Bytes of the weights, in their stored or quantised form.

@@ -118,8 +118,8 @@ fn own_deviation(name: &str) -> f64 {
 /// Compares the models of a folder of tests/formats/generate with their goldens: on the fastest path of the CPU, or on
 /// a GPU those that `QUANTISED_MODELS` names, or all. The reference is what transformers computes with the dequantised
 /// weights. `file` is the name of the weights in a model's folder; `None` for the folder itself. `is_stored` tells by a
-/// model's name if the device holds weights as stored. Fails if there are fewer than `least` models, or not all that are
-/// named.
+/// model's name if the device holds weights as stored. Fails if there are fewer than `least` models, or not all that
+/// are named.
 fn formats_agree(folder: &str, file: Option<&str>, is_stored: impl Fn(&str) -> bool, least: usize) {
     let Some(root) = std::env::var_os("QUANTISED_FORMATS").map(PathBuf::from) else {
         eprintln!("skipped: QUANTISED_FORMATS is not set");

@@ -1,7 +1,8 @@
 //! Matrix products with weights that are codes, and embeddings from tables of codes.
 //!
-//! One kernel serves all numbers of rows: it converts the codes of a tile where it multiplies them. A row then has the
-//! same bits in any batch. cuBLASLt on dequantised weights would have other bits, because it adds in another order.
+//! A kernel converts the codes of a tile where it multiplies them. Tiles of few and of many rows add in the same order,
+//! so a row has the same bits in any batch. cuBLASLt on dequantised weights would have other bits, because it adds in
+//! another order.
 
 use super::CudaDevice;
 use crate::cuda::arguments::{EmbedCodes, MultiplyCodes, MultiplyExpertCodes, SumSplits};

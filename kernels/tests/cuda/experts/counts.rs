@@ -100,7 +100,7 @@ fn operands_of_experts_that_do_not_fit_are_refused() {
         (refusal(&logits[0], 2, 2, 0, &down, &down), "plain matrix"),
         (refusal(&logits[0], 2, 2, 0, &gate_up, &gate_up), "gate and up, where"),
         (refusal(&logits[0], 2, 2, 0, &narrow, &down), "expert 0: matrices of 16 gates of 20"),
-        (refusal(&logits[0], 2, 2, 0, &gate_up, &half), "expert 0 with gate_up in F32 and down in F16"),
+        (refusal(&logits[0], 2, 2, 0, &gate_up, &half), "expert 0: gate and up in F32, down in F16"),
     ];
     for (error, wanted) in refusals {
         assert!(error.contains(wanted), "{error}");

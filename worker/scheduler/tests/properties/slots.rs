@@ -63,8 +63,8 @@ impl Slots {
         self.sampled[slot] = (sound && row.is_terminal()).then(|| history[end]);
     }
 
-    /// Updates a slot after a row from which no token was sampled. A row can come late only if a second run changes no
-    /// state, so the engine does not run it at all in a model with slot planes.
+    /// Updates a slot after a row from which no token was sampled. The engine runs no such row in a model with slot
+    /// planes, so the state stays.
     pub fn advance_unsampled(&mut self, row: &Row) {
         self.sampled[row.slot.0 as usize] = None;
     }

@@ -22,27 +22,8 @@ pub(in crate::cpu) struct FusedRows<'a> {
 
 impl<'a> FusedRows<'a> {
     pub(in crate::cpu) fn new(matrices: &'a [QuantizedRows<'a>], paired: bool) -> Result<Self, DeviceError> {
-        let first =
-            matrices.first().ok_or_else(|| DeviceError::Misuse("no matrices to fuse into one".to_owned()))?;
-        matrices.iter().try_for_each(QuantizedRows::check)?;
-        let form = |matrix: &QuantizedRows<'_>| {
-            (matrix.element, matrix.columns, matrix.scale_type, matrix.offsets.kind())
-        };
-        if let Some(other) = matrices.iter().find(|other| form(other) != form(first)) {
-            let describe = |matrix: &QuantizedRows<'_>| {
-                let (element, columns, scales, offsets) = form(matrix);
-                format!("{element:?} of {columns} columns, scales {scales:?}, offsets {offsets:?}")
-            };
-            let (other, first) = (describe(other), describe(first));
-            return Err(DeviceError::Unsupported(format!("{other}, fused with {first}")));
-        }
+        let first = QuantizedRows::check_fused(matrices, paired)?;
         let outputs = matrices.iter().map(|matrix| matrix.rows).sum();
-        if paired && !(matrices.len() == 2 && 2 * first.rows == outputs) {
-            return Err(DeviceError::Misuse(format!(
-                "gate and up as {} matrices, {outputs} rows",
-                matrices.len()
-            )));
-        }
         let divides = |group: &usize| {
             matrices
                 .iter()

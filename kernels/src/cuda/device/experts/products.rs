@@ -43,8 +43,14 @@ pub(super) fn kinds(gate_up: &[Matrix], down: &[Matrix], width: usize) -> Result
         }
         // Only the kernels for codes give activations of any type.
         if down.dtype != dtype && gate_up.codes.is_none() {
-            let why = format!("expert {expert} with gate_up in {dtype:?} and down in {:?}", down.dtype);
-            return Err(DeviceError::Unsupported(why));
+            let stored = |matrix: &Matrix| match matrix.codes {
+                Some(codes) => format!("{:?}", codes.element),
+                None => format!("{:?}", matrix.dtype),
+            };
+            let (gate_up, down) = (stored(gate_up), stored(down));
+            return Err(DeviceError::Unsupported(format!(
+                "expert {expert}: gate and up in {gate_up}, down in {down}"
+            )));
         }
         let kind = Kind {
             experts: expert..expert + 1,

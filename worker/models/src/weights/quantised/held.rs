@@ -70,7 +70,7 @@ impl HeldForm {
         Some(Self { element, offsets, scales, group: self.group.min(other.group) })
     }
 
-    /// Bytes of a matrix on a device, without padding.
+    /// Bytes of a matrix on a device: without padding, and with one scale for whole rows, which a CPU repeats.
     pub fn bytes(self, rows: usize, columns: usize) -> u64 {
         let holds = |group: &usize| self.group >= columns || self.group.is_multiple_of(*group);
         let group = DEVICE_GROUPS.into_iter().find(holds).unwrap_or(self.group);
@@ -80,7 +80,8 @@ impl HeldForm {
                 OffsetKind::ZeroPoints => 1,
                 OffsetKind::Minima => self.scales.bytes(),
             };
-        let of_row = (columns * self.element.bits()).div_ceil(8) + columns.div_ceil(group) * of_group;
+        let groups = if self.group >= columns { 1 } else { columns.div_ceil(group) };
+        let of_row = (columns * self.element.bits()).div_ceil(8) + groups * of_group;
         (of_row as u64).saturating_mul(rows as u64)
     }
 }
