@@ -5,6 +5,7 @@ mod attention;
 mod collectives;
 mod delta_rule;
 mod dense;
+mod encoder;
 mod experts;
 mod recurrence;
 mod sampler;
