@@ -1,5 +1,5 @@
-//! Operations of encoders of pictures and of sound, which run outside of steps, and the addition of their results to the
-//! residual stream of a decoder.
+//! Operations of encoders of pictures and of sound, which run outside of steps, and the addition of their results to
+//! the residual stream of a decoder.
 //!
 //! Papers: Dosovitskiy et al., arXiv:2010.11929 (vision); Radford et al., arXiv:2212.04356 (sound). Reference:
 //! transformers `models/qwen3_omni_moe/modeling_qwen3_omni_moe.py`.

@@ -1,9 +1,9 @@
 //! Attention in both directions inside segments.
 //!
-//! Keys and values are first packed head by head: keys as blocks of sixteen, element by element, and values in rows that
-//! are padded to whole blocks. Each task then computes a few queries of one head over all keys of their segment, with a
-//! running maximum (Milakov and Gimelshein, arXiv:1805.02867). The order of all sums follows from the indices of the
-//! keys in their segment, so neither threads nor other segments change a bit.
+//! Keys and values are first packed head by head: keys as blocks of sixteen, element by element, and values in rows
+//! that are padded to whole blocks. Each task then computes a few queries of one head over all keys of their segment,
+//! with a running maximum (Milakov and Gimelshein, arXiv:1805.02867). The order of all sums follows from the indices of
+//! the keys in their segment, so neither threads nor other segments change a bit.
 
 use std::ops::Range;
 
@@ -42,12 +42,12 @@ impl Scratch {
 }
 
 /// One segment, with the number of blocks of keys of all segments in front of it.
-struct Placed {
+struct Located {
     rows: Range<usize>,
     first_block: usize,
 }
 
-impl Placed {
+impl Located {
     fn blocks(&self) -> usize {
         self.rows.len().div_ceil(LANES)
     }
@@ -65,17 +65,17 @@ pub(in crate::cpu) fn attention(
     let EncoderHeads { heads, head_dim } = shape;
     let padded = head_dim.next_multiple_of(LANES);
     let mut blocks = 0;
-    let place = |rows: &Range<usize>| {
-        let placed = Placed { rows: rows.clone(), first_block: blocks };
-        blocks += placed.blocks();
-        placed
+    let locate = |rows: &Range<usize>| {
+        let located = Located { rows: rows.clone(), first_block: blocks };
+        blocks += located.blocks();
+        located
     };
-    let placed: Vec<Placed> = segments.iter().map(place).collect();
+    let located: Vec<Located> = segments.iter().map(locate).collect();
     scratch.fit(blocks * LANES * heads * head_dim, blocks * LANES * heads * padded);
     let (keys, values) = (Shared::new(&mut scratch.keys), Shared::new(&mut scratch.values));
     let width = heads * head_dim;
-    pool.run(placed.len() * heads, |task, _| {
-        let (segment, head) = (&placed[task / heads], task % heads);
+    pool.run(located.len() * heads, |task, _| {
+        let (segment, head) = (&located[task / heads], task % heads);
         let block = segment.first_block * heads + head * segment.blocks();
         let (blocks, first) = (segment.blocks() * LANES, block * LANES);
         // SAFETY: each head of each segment belongs to one task, and has a range of its own.
@@ -96,7 +96,7 @@ pub(in crate::cpu) fn attention(
     })?;
     let (keys, values): (&[f32], &[f32]) = (&scratch.keys, &scratch.values);
     let mut tasks = Vec::new();
-    for segment in &placed {
+    for segment in &located {
         for first in segment.rows.clone().step_by(TASK_QUERIES) {
             tasks.push((segment, first..segment.rows.end.min(first + TASK_QUERIES)));
         }
@@ -119,17 +119,17 @@ pub(in crate::cpu) fn attention(
     })
 }
 
-/// Packs the keys and values of one head of a segment. `places` are the column of the head's keys, the column of its
+/// Packs the keys and values of one head of a segment. `columns` are the column of the head's keys, the column of its
 /// values, and the number of columns.
 fn pack(
     qkv: &[f32],
-    segment: &Placed,
-    places: [usize; 3],
+    segment: &Located,
+    columns: [usize; 3],
     head_dim: usize,
     keys: &mut [f32],
     values: &mut [f32],
 ) {
-    let [key, value, width] = places;
+    let [key, value, width] = columns;
     let padded = head_dim.next_multiple_of(LANES);
     keys.fill(0.0);
     values.fill(0.0);
@@ -258,8 +258,8 @@ impl HeadAttention<'_> {
     }
 }
 
-/// Turns scores of `count` keys into weights relative to the largest score so far, and adds them to `total`. Returns the
-/// factor of what was accumulated before.
+/// Turns scores of `count` keys into weights relative to the largest score so far, and adds them to `total`. Returns
+/// the factor of what was accumulated before.
 #[inline(always)]
 fn soften<S: Simd>(s: S, scores: &mut [f32], count: usize, most: &mut f32, total: &mut f32) -> f32 {
     let scores = &mut scores[..count.next_multiple_of(LANES)];

@@ -11,14 +11,15 @@ pub(in crate::cpu) fn gather(grid: PixelGrid, x: &[f32], channels: usize, index:
     let halved = grid.halved();
     let (column, line) = (index % halved.width, index / halved.width % halved.height);
     let first = index / (halved.width * halved.height) * grid.height * grid.width;
-    for (place, (down, right)) in (0..3).flat_map(|down| (0..3).map(move |right| (down, right))).enumerate() {
+    for (element, (down, right)) in (0..3).flat_map(|down| (0..3).map(move |right| (down, right))).enumerate()
+    {
         // The window begins one pixel above and one pixel left of its centre.
         let pixel = (2 * line + down)
             .checked_sub(1)
             .zip((2 * column + right).checked_sub(1))
             .filter(|&(line, column)| line < grid.height && column < grid.width)
             .map(|(line, column)| first + line * grid.width + column);
-        let to = out[place..].iter_mut().step_by(WINDOW);
+        let to = out[element..].iter_mut().step_by(WINDOW);
         match pixel {
             Some(pixel) => to.zip(&x[pixel * channels..][..channels]).for_each(|(to, from)| *to = *from),
             None => to.for_each(|to| *to = 0.0),
