@@ -210,7 +210,8 @@ fn qwen3_vl() {
 
 #[test]
 fn qwen3_vl_moe() {
-    agrees("qwen3_vl_moe", 0.0253);
+    // In bfloat16, the experts of some tokens are others than in f32, which moves their logprobs by up to 0.33.
+    agrees_within("qwen3_vl_moe", 0.0253, 0.0200);
 }
 
 #[test]

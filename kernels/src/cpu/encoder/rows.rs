@@ -71,7 +71,7 @@ impl Op for ApplyGelu<'_> {
 #[inline(always)]
 fn gelu_tanh<S: Simd>(s: S, x: S::F) -> S::F {
     /// `-2 * sqrt(2 / pi)`.
-    const SLOPE: f32 = -1.595_769_1;
+    const SLOPE: f32 = -1.595_769;
     let cubic = s.fma(s.mul(x, x), s.splat(0.044_715), s.splat(1.0));
     let decay = exp(s, s.mul(s.mul(x, cubic), s.splat(SLOPE)));
     s.div(x, s.add(s.splat(1.0), decay))

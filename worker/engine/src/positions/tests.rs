@@ -1,3 +1,5 @@
+#![allow(clippy::single_range_in_vec_init, reason = "an item may have one run")]
+
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
 use safetensors::SafeTensors;
