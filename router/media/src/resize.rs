@@ -1,8 +1,8 @@
 //! The size of a picture in tokens, and the resizing of its pixels.
 //!
 //! Both are those of the reference, to the last bit: transformers `models/qwen2_vl/image_processing_pil_qwen2_vl.py`
-//! (`smart_resize`), and the bicubic filter of Pillow up to version 12 (`src/libImaging/Resample.c`), which resizes lines
-//! first and columns second. Later versions of Pillow sometimes resize columns first, and differ by one of 255.
+//! (`smart_resize`), and the bicubic filter of Pillow up to version 12 (`src/libImaging/Resample.c`), which resizes
+//! lines first and columns second. Later versions of Pillow sometimes resize columns first, and differ by one of 255.
 
 /// Maximum quotient of the longer side and the shorter side of a picture.
 pub const MAX_ASPECT: usize = 200;
@@ -88,8 +88,8 @@ pub fn resize(pixels: &[u8], from: Pixels, to: Pixels) -> Option<Vec<u8>> {
     if pixels.len() != wanted || from.contains(&0) || to.contains(&0) {
         return None;
     }
-    let lines = stretch(pixels, from, to[1], Direction::Lines);
-    Some(stretch(&lines, [from[0], to[1]], to[0], Direction::Columns))
+    let lines = resample(pixels, from, to[1], Direction::Lines);
+    Some(resample(&lines, [from[0], to[1]], to[0], Direction::Columns))
 }
 
 /// The direction in which pixels are mixed.
@@ -100,7 +100,7 @@ enum Direction {
 }
 
 /// Resizes each line or each column to `to` pixels.
-fn stretch(pixels: &[u8], [height, width]: Pixels, to: usize, direction: Direction) -> Vec<u8> {
+fn resample(pixels: &[u8], [height, width]: Pixels, to: usize, direction: Direction) -> Vec<u8> {
     let (from, step, size) = match direction {
         Direction::Lines => (width, CHANNELS, [height, to]),
         Direction::Columns => (height, width * CHANNELS, [to, width]),

@@ -2,8 +2,9 @@
 //!
 //! Positions follow from the runs of media in the prompt, and never from token ids, because a client may write the text
 //! of a sentinel. They are a function of the request alone, and positions of a prefix depend on that prefix alone. So
-//! chunks, prefix hits and transfers need nothing more. The rules and the order of roundings are those of `get_rope_index`
-//! in transformers (`models/qwen3_omni_moe`, `models/qwen3_vl`), whose positions are f32 and not always whole.
+//! chunks, prefix hits and transfers need nothing more. The rules and the order of roundings are those of
+//! `get_rope_index` in transformers (`models/qwen3_omni_moe`, `models/qwen3_vl`), whose positions are f32 and not
+//! always whole.
 
 use std::ops::Range;
 
@@ -47,24 +48,24 @@ pub(crate) struct Grid {
 pub(crate) struct Positions {
     /// Number of tokens of the prompt.
     prompt: usize,
-    /// Stretches of the prompt with one rule each, ascending and without gaps.
-    stretches: Vec<Stretch>,
+    /// Segments of the prompt with one rule each, ascending and without gaps.
+    segments: Vec<Segment>,
     /// Difference of the position and the index of a token behind the prompt.
     delta: f32,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-struct Stretch {
+struct Segment {
     /// Index of the first token.
     first: usize,
     /// Position from which the rule counts.
     start: f32,
-    /// Number of tokens of the item in front of this stretch.
+    /// Number of tokens of the item in front of this segment.
     before: usize,
     kind: Kind,
 }
 
-impl Stretch {
+impl Segment {
     fn at(&self, index: usize) -> Axes {
         let offset = self.before + (index - self.first);
         match self.kind {
@@ -102,15 +103,15 @@ impl Positions {
                 if index > 0 && follows_closely(items, &runs[index - 1..]) { 2 } else { sentinels };
         }
         build.text_up_to(prompt, 0);
-        Self { prompt, delta: build.most + 1.0 - prompt as f32, stretches: build.stretches }
+        Self { prompt, delta: build.most + 1.0 - prompt as f32, segments: build.segments }
     }
 
     /// Returns the positions of the token at `index`. A generated token has the same positions whether it is decoded or
     /// prefilled again.
     pub fn at(&self, index: usize) -> Axes {
-        let next = self.stretches.partition_point(|stretch| stretch.first <= index);
-        match next.checked_sub(1).map(|last| &self.stretches[last]) {
-            Some(stretch) if index < self.prompt => stretch.at(index),
+        let next = self.segments.partition_point(|segment| segment.first <= index);
+        match next.checked_sub(1).map(|last| &self.segments[last]) {
+            Some(segment) if index < self.prompt => segment.at(index),
             _ => [index as f32 + self.delta; 3],
         }
     }
@@ -130,7 +131,7 @@ fn follows_closely(items: &[Item], runs: &[Run]) -> bool {
 /// The positions of a prompt up to some token.
 struct Builder<'a> {
     items: &'a [Item],
-    stretches: Vec<Stretch>,
+    segments: Vec<Segment>,
     /// Number of tokens so far.
     end: usize,
     /// Position of the next token of text.
@@ -151,7 +152,7 @@ impl<'a> Builder<'a> {
     fn new(items: &'a [Item]) -> Self {
         Self {
             items,
-            stretches: Vec::new(),
+            segments: Vec::new(),
             end: 0,
             next: 0.0,
             most: -1.0,
@@ -185,10 +186,10 @@ impl<'a> Builder<'a> {
         if tokens == 0 {
             return;
         }
-        let stretch = Stretch { first: self.end, start: self.next, before: 0, kind: Kind::Line };
-        [self.most_of_line, ..] = stretch.at(self.end + tokens - 1);
+        let segment = Segment { first: self.end, start: self.next, before: 0, kind: Kind::Line };
+        [self.most_of_line, ..] = segment.at(self.end + tokens - 1);
         self.most = self.most.max(self.most_of_line);
-        self.stretches.push(stretch);
+        self.segments.push(segment);
         self.end += tokens;
         self.next += tokens as f32;
     }
@@ -200,13 +201,13 @@ impl<'a> Builder<'a> {
         let is_sound = self.items[*item].kind == Kind::Line;
         let beside = self.last.filter(of_frames).filter(|_| is_sound).and_then(|last| self.begun[last]);
         let (start, before) = self.begun[*item].unwrap_or((beside.map_or(self.next, |(start, _)| start), 0));
-        let stretch = Stretch { first: tokens.start, start, before, kind: self.items[*item].kind };
-        let most = tokens.clone().flat_map(|index| stretch.at(index)).fold(f32::MIN, f32::max);
+        let segment = Segment { first: tokens.start, start, before, kind: self.items[*item].kind };
+        let most = tokens.clone().flat_map(|index| segment.at(index)).fold(f32::MIN, f32::max);
         // Text continues from the last run, even if an earlier one reached further.
         self.next = most + 1.0;
         self.most = self.most.max(most);
         self.begun[*item] = Some((start, before + tokens.len()));
-        self.stretches.push(stretch);
+        self.segments.push(segment);
         (self.end, self.last) = (tokens.end, Some(*item));
     }
 }

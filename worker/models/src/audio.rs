@@ -1,10 +1,10 @@
 //! The audio encoder of Qwen3-Omni: convolutions over log-mel frames and a pre-norm transformer, from clips to the
 //! embeddings of their tokens.
 //!
-//! Clips are cut into chunks of [`CHUNK`] frames. All chunks of a call are padded with zeros to the longest one, and the
-//! biases of the convolutions make padding leak into the last tokens of shorter chunks. Attention sees windows of a clip
-//! whose length also follows from the longest chunk. So the embeddings of a clip depend on the other clips of its call,
-//! as in the reference: all clips of a request are encoded together.
+//! Clips are cut into chunks of [`CHUNK`] frames. All chunks of a call are padded with zeros to the longest one, and
+//! the biases of the convolutions make padding leak into the last tokens of shorter chunks. Attention sees windows of a
+//! clip whose length also follows from the longest chunk. So the embeddings of a clip depend on the other clips of its
+//! call, as in the reference: all clips of a request are encoded together.
 //!
 //! Paper: "Qwen3-Omni Technical Report", arXiv:2509.17765. Reference: transformers
 //! `models/qwen3_omni_moe/modeling_qwen3_omni_moe.py`.

@@ -1,10 +1,10 @@
 //! The vision encoder of Qwen3-Omni, Qwen3-VL and Qwen3.5: a pre-norm transformer over patches, from pictures or frames
 //! to the embeddings of their tokens.
 //!
-//! Patches are mapped to rows and get learned positions, which are interpolated to the picture's grid. Heads are rotated
-//! by the line and the column of a patch. Attention sees one frame. Mergers join neighbouring patches to tokens: one
-//! behind the last layer gives the embeddings, and one behind each tapped layer gives the features that the thinker adds
-//! behind its first layers (*deepstack*).
+//! Patches are mapped to rows and get learned positions, which are interpolated to the picture's grid. Heads are
+//! rotated by the line and the column of a patch. Attention sees one frame. Mergers join neighbouring patches to
+//! tokens: one behind the last layer gives the embeddings, and one behind each tapped layer gives the features that the
+//! thinker adds behind its first layers (*deepstack*).
 //!
 //! Paper: "Qwen3-VL Technical Report", arXiv:2511.21631. Reference: transformers
 //! `models/qwen3_omni_moe/modeling_qwen3_omni_moe.py` and `vision_utils.py`.

@@ -89,12 +89,12 @@ fn the_encoder_of_qwen3_omni_agrees_and_clips_depend_on_each_other() {
         let mut worst = 0f32;
         for case in ["audio", "audio_short", "mixed", "audio_in_video", "tall_video"] {
             let clips = clips(&goldens, case, encoder.config.bins);
-            let together = run(&mut encoder, &mut device, &clips);
-            worst = worst.max(greatest(&together, &floats(&goldens, &format!("{case}.audio_embeds"))));
+            let joint = run(&mut encoder, &mut device, &clips);
+            worst = worst.max(greatest(&joint, &floats(&goldens, &format!("{case}.audio_embeds"))));
             if let [long, short] = &clips[..] {
                 let alone =
                     [long, short].map(|clip| run(&mut encoder, &mut device, std::slice::from_ref(clip)));
-                let (of_long, of_short) = together.split_at(alone[0].len());
+                let (of_long, of_short) = joint.split_at(alone[0].len());
                 // The longer clip has a chunk of the full length, so it is the same beside any other.
                 assert!(of_long == alone[0], "{case} on {isa}");
                 assert!(greatest(of_short, &alone[1]) > 1e-3, "{case} on {isa}: the padding has no effect");

@@ -65,8 +65,8 @@ impl PositionTable {
         rows
     }
 
-    /// Returns the entries around index `index` of an axis of `size` patches, with their weights. Computed in f32, as in
-    /// the reference.
+    /// Returns the entries around index `index` of an axis of `size` patches, with their weights. Computed in f32, as
+    /// in the reference.
     fn taps(&self, index: usize, size: usize) -> [(usize, f32); 2] {
         let last = self.side - 1;
         let at = index as f32 * last as f32 / size.saturating_sub(1).max(1) as f32;
