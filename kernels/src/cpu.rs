@@ -4,6 +4,7 @@
 mod attention;
 mod delta;
 mod device;
+mod encoder;
 mod experts;
 mod gemm;
 mod memory;

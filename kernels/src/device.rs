@@ -10,6 +10,7 @@ mod attention;
 mod collectives;
 mod delta_rule;
 mod dense;
+mod encoder;
 mod experts;
 mod family;
 mod planes;
@@ -26,6 +27,7 @@ pub use self::attention::{Attention, AttentionShape, HeadNorms, PagedAttention, 
 pub use self::collectives::Collectives;
 pub use self::delta_rule::{DeltaRule, DeltaShape, GatedDelta, GatedNorm};
 pub use self::dense::{Dense, Embed, GateUp, Linear, Norm, VocabularyShard};
+pub use self::encoder::{Encoder, EncoderHeads, Gelu, LayerNorm, PixelGrid, SegmentAttention};
 pub(crate) use self::experts::MixSizes;
 pub use self::experts::{ExpertBuffers, Experts, MixExperts, Routing};
 pub use self::planes::{KvScales, KvShape, KvType, PlanesShape};

@@ -17,10 +17,11 @@ mod step;
 
 pub use device::{
     Argmax, Attention, AttentionShape, Collectives, DecayedSum, DeltaRule, DeltaShape, Dense, Device,
-    DeviceError, DeviceLimits, Embed, ExpertBuffers, Experts, GateUp, GatedDelta, GatedNorm, GatheredRows,
-    GraphId, GroupOffsets, HeadNorms, HostMatrix, INT4_GROUP, KvScales, KvShape, KvType, Linear, MixExperts,
-    Norm, OffsetKind, PagedAttention, PlanesShape, Quantize, QuantizedRows, QuantizedType, Recurrence,
-    RopeFrequencies, Rotary, RotateAndStore, Routing, Sampler, ScaleType, VocabularyShard, WeightType,
+    DeviceError, DeviceLimits, Embed, Encoder, EncoderHeads, ExpertBuffers, Experts, GateUp, GatedDelta,
+    GatedNorm, GatheredRows, Gelu, GraphId, GroupOffsets, HeadNorms, HostMatrix, INT4_GROUP, KvScales,
+    KvShape, KvType, LayerNorm, Linear, MixExperts, Norm, OffsetKind, PagedAttention, PixelGrid, PlanesShape,
+    Quantize, QuantizedRows, QuantizedType, Recurrence, RopeFrequencies, Rotary, RotateAndStore, Routing,
+    Sampler, ScaleType, SegmentAttention, VocabularyShard, WeightType,
 };
 pub use recorder::{Observer, Operation, Recorder};
 pub use sampling::{

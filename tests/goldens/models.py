@@ -24,6 +24,8 @@ OMNI = dict(
                       output_dim=64, downsample_hidden_size=8, n_window=50, n_window_infer=200),  # n_window is fixed:
     audio_token_id=AUDIO, audio_start_token_id=ABOS, audio_end_token_id=AEOS,  # "13 tokens a chunk" is hard-coded
     position_id_per_seconds=13, **SPECIAL)
+MROPE = ROPE | dict(rope_scaling=dict(mrope_section=[8, 4, 4], mrope_interleaved=True, rope_type="default"))
+DEEP = VISION | dict(hidden_size=48, intermediate_size=56, deepstack_visual_indexes=[1, 0])  # heads of 24 elements
 V4 = dict(
     vocab_size=V, hidden_size=64, num_hidden_layers=5, num_attention_heads=4, num_key_value_heads=1, head_dim=32,
     qk_rope_head_dim=16, q_lora_rank=48, o_groups=2, o_lora_rank=24, max_position_embeddings=4096, sliding_window=16,
@@ -61,5 +63,9 @@ MODELS = {  # name: (model class, config class, config arguments)
                          MOE | Q35 | dict(shared_expert_intermediate_size=56)),
     "qwen3_omni": ("Qwen3OmniMoeForConditionalGeneration", "Qwen3OmniMoeConfig", dict(
         thinker_config=OMNI, enable_audio_output=False)),
+    "qwen3_vl": ("Qwen3VLForConditionalGeneration", "Qwen3VLConfig", dict(
+        text_config=DENSE | MROPE | dict(attention_bias=True), vision_config=DEEP, **SPECIAL)),
+    "qwen3_vl_moe": ("Qwen3VLMoeForConditionalGeneration", "Qwen3VLMoeConfig", dict(
+        text_config=MOE | MROPE | dict(mlp_only_layers=[1]), vision_config=DEEP, **SPECIAL)),
     "deepseek_v4": ("DeepseekV4ForCausalLM", "DeepseekV4Config", V4),
 }

@@ -5,6 +5,7 @@ mod attention;
 mod collectives;
 mod delta_rule;
 mod dense;
+mod encoder;
 mod experts;
 mod recurrence;
 mod sampler;
@@ -48,6 +49,8 @@ pub struct CpuDevice {
     /// The activations of products whose weights are integers of four bits.
     activations: Activations,
     attention: super::attention::Scratch,
+    /// Packed keys and values of an encoder's attention.
+    segments: super::encoder::attention::Scratch,
     best: Vec<argmax::Best>,
     screening: screen::Scratch,
     routes: Routes,
@@ -103,6 +106,7 @@ impl CpuDevice {
             quantised: quant::Scratch::new()?,
             activations: Activations::EightBits,
             attention: super::attention::Scratch::default(),
+            segments: super::encoder::attention::Scratch::default(),
             best: Vec::new(),
             screening: screen::Scratch::default(),
             routes: Routes::default(),
@@ -288,6 +292,7 @@ impl Device for CpuDevice {
             + self.quantised.bytes()
             + self.screening.bytes()
             + self.attention.bytes()
+            + self.segments.bytes()
             + self.routes.bytes();
         self.tensor_bytes + (scratch + sampling + gathered) as u64
     }

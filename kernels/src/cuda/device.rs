@@ -6,6 +6,7 @@ mod codes;
 mod collectives;
 mod delta_rule;
 mod dense;
+mod encoder;
 mod experts;
 mod recurrence;
 mod sampler;

@@ -3694,9 +3694,12 @@ pub struct EmbeddedRows {
     /// Index of the first of these tokens.
     #[prost(uint32, tag = "1")]
     pub first_token: u32,
-    /// The embeddings, end to end.
+    /// The rows, end to end.
     #[prost(float, repeated, tag = "2")]
     pub values: ::prost::alloc::vec::Vec<f32>,
+    /// Elements per row: an embedding, and features that are added to the residual stream behind the first layers.
+    #[prost(uint32, tag = "3")]
+    pub width: u32,
 }
 /// Requests logits of the last forward.
 #[derive(Clone, PartialEq, ::prost::Message)]

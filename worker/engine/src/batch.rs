@@ -40,7 +40,8 @@ pub(crate) struct Batch {
     /// Time for which a step waits for the masks of its rows behind its forward.
     pub grace: Duration,
     token_ids: Vec<u32>,
-    positions: Vec<f32>,
+    /// Positions of the tokens on each axis.
+    positions: [Vec<f32>; 3],
     logit_rows: Vec<usize>,
 }
 
@@ -139,7 +140,7 @@ impl Batch {
             has_slots: model.has_slots(),
             grace: masks::GRACE,
             token_ids: Vec::with_capacity(max_tokens),
-            positions: Vec::with_capacity(max_tokens),
+            positions: std::array::from_fn(|_| Vec::with_capacity(max_tokens)),
             logit_rows: Vec::with_capacity(max_tokens),
         }
     }
@@ -192,7 +193,7 @@ impl Batch {
         let embedded: Vec<EmbeddedRows<'_>> = embedded.collect();
         let inputs = StepInputs {
             token_ids: &self.token_ids,
-            positions: [&self.positions; 3],
+            positions: self.positions.each_ref().map(Vec::as_slice),
             rows: &rows,
             copies,
             logit_rows: &self.logit_rows,
@@ -214,7 +215,7 @@ impl Batch {
     /// logits, without the padding.
     fn fill(&mut self, chunks: &[ForwardChunk<'_>]) -> PendingLogits {
         self.token_ids.clear();
-        self.positions.clear();
+        self.positions.iter_mut().for_each(Vec::clear);
         self.logit_rows.clear();
         let mut logits = PendingLogits { chunks: Vec::with_capacity(chunks.len()), ..Default::default() };
         for chunk in chunks {
@@ -223,7 +224,9 @@ impl Batch {
             let known = positions.start + usize::from(chunk.continues())..positions.end;
             self.token_ids.resize(first_token + usize::from(chunk.continues()), 0);
             self.token_ids.extend(known.map(|position| sequence.token(position)));
-            self.positions.extend(positions.clone().map(|position| position as f32));
+            for axes in positions.clone().map(|position| sequence.positions.at(position)) {
+                self.positions.iter_mut().zip(axes).for_each(|(positions, axis)| positions.push(axis));
+            }
             let scored = sequence.scored(positions);
             for position in scored.iter().flat_map(|(scored, _)| scored.clone()) {
                 let (token, top) = (sequence.token(position + 1), scored.as_ref().map_or(0, |(_, top)| *top));

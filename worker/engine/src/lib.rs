@@ -48,6 +48,7 @@ mod observe;
 mod overlap;
 mod padding;
 mod poison;
+mod positions;
 mod profile;
 mod report;
 mod reporter;

@@ -10,6 +10,8 @@ use tutti_proto::{
 use tutti_runtime::Error;
 use tutti_scheduler::MediaMark;
 
+use crate::positions::{Item, Kind, Positions};
+
 /// A call of an encoder: the walk that it runs, and the items that it encodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Encoding {
@@ -25,9 +27,9 @@ pub(crate) struct Encoding {
 pub(crate) struct Media {
     /// Positions of each item's tokens, ascending.
     pub ranges: Vec<Range<usize>>,
-    /// Elements per embedding.
-    pub width: usize,
-    /// Embeddings of all items' tokens, end to end; empty until they arrive.
+    /// Elements per row of each item. Kinds of media differ in this.
+    pub widths: Vec<usize>,
+    /// Rows of all items' tokens, end to end; empty until they arrive.
     pub embeddings: Vec<f32>,
 }
 
@@ -35,6 +37,12 @@ impl Media {
     /// Number of prompt tokens that stand for media.
     pub fn tokens(&self) -> usize {
         self.ranges.iter().map(Range::len).sum()
+    }
+
+    /// Returns the positions of the tokens of a prompt with these media. All media of this build are sounds.
+    pub fn positions(&self, prompt: usize) -> Positions {
+        let item = |range: &Range<usize>| Item { kind: Kind::Line, runs: vec![range.clone()] };
+        Positions::new(prompt, &self.ranges.iter().map(item).collect::<Vec<_>>())
     }
 
     /// Frees the embeddings if the first `computed` positions include all media, because the planes then hold them.
@@ -53,16 +61,16 @@ impl Media {
     ) -> impl Iterator<Item = EmbeddedRows<'_>> {
         let positions = positions.clone();
         let mut before = 0;
-        self.ranges.iter().filter_map(move |range| {
-            let first_row = before;
-            before += range.len();
+        self.ranges.iter().zip(&self.widths).filter_map(move |(range, &width)| {
+            let first_value = before;
+            before += range.len() * width;
             let (start, end) = (range.start.max(positions.start), range.end.min(positions.end));
             if start >= end {
                 return None;
             }
-            let row = first_row + start - range.start;
-            let values = self.embeddings.get(row * self.width..(row + end - start) * self.width)?;
-            Some(EmbeddedRows { first_token: first_token + start - positions.start, values })
+            let at = |position: usize| first_value + (position - range.start) * width;
+            let values = self.embeddings.get(at(start)..at(end))?;
+            Some(EmbeddedRows { first_token: first_token + start - positions.start, width, values })
         })
     }
 }
@@ -126,7 +134,7 @@ pub(crate) fn locate(
             let digest = other.digest.as_slice().try_into().map_err(no_digest)?;
             marks.push(MediaMark { first: range.start, digest });
         }
-        media.width = input.width as usize;
+        media.widths.push(input.width as usize);
         media.ranges.push(range);
     }
     Ok((media, marks))

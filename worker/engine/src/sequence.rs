@@ -7,6 +7,7 @@ use tutti_kernels::{SampleRow, SamplingParams};
 use crate::{
     masks::Guide,
     media::{Encoding, Media},
+    positions::Positions,
     transfer::Elsewhere,
 };
 
@@ -29,6 +30,8 @@ pub(crate) struct Sequence {
     pub scores_reported: usize,
     /// Media in the prompt.
     pub media: Media,
+    /// Positions of the tokens.
+    pub positions: Positions,
     /// The masks of the request's tokens; `None` if all tokens are free.
     pub guide: Option<Guide>,
     /// Items of an encoder's graph, which has no tokens; empty in other graphs.

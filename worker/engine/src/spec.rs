@@ -20,6 +20,7 @@ use tutti_scheduler::{Content, GraphLaunch, GraphRole, Segment, Stopping, Tokens
 use crate::{
     masks::{Guide, Guided},
     media::{self, Media},
+    positions::Positions,
     sequence::Sequence,
     transfer::Elsewhere,
 };
@@ -75,6 +76,7 @@ pub(crate) fn parse(
         return Err(Error::invalid("receive_media", "does not match the request's media and role"));
     }
     let prompt: Arc<[u32]> = request.prompt.into();
+    let prompt_tokens = prompt.len();
     let tokens = Tokens::new(Arc::clone(&prompt), message.generated.clone());
     // Prompt logprobs are sent once. A replayed request with output sent its prompt logprobs before its first token. In
     // a divided request, the prefilling worker sends the prompt logprobs.
@@ -113,6 +115,7 @@ pub(crate) fn parse(
         logprobs: request.logprobs,
         prompt_logprobs,
         scores_reported: 0,
+        positions: media.positions(prompt_tokens),
         media,
         guide,
         encodings: Vec::new(),
@@ -176,6 +179,7 @@ fn encoding(
         prompt_logprobs: None,
         scores_reported: 0,
         media: Media::default(),
+        positions: Positions::default(),
         guide: None,
         encodings,
     };

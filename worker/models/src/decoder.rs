@@ -21,7 +21,7 @@ use tutti_proto::declaration::ModelDeclaration;
 pub(crate) use self::{
     ends::EndSpecs,
     planes::{KvPlane, RankPlanes, SlotPlane},
-    step::LayerStep,
+    step::{LayerStep, LinearOn},
 };
 use self::{ends::Ends, logits::Head};
 use crate::{
@@ -46,6 +46,10 @@ pub(crate) struct TextShape {
     pub summary: String,
     /// Prefix of the embedding's and the final norm's names in the checkpoint.
     pub prefix: &'static str,
+    /// Name of the LM head in the checkpoint.
+    pub lm_head: &'static str,
+    /// Maximum number of parts of an [embedded row](EmbeddedRows) behind its embedding. Fewer than there are layers.
+    pub levels: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
     /// Value that the final norm adds to the mean square.
@@ -176,15 +180,19 @@ impl<D: DecoderDevice, L: Layers<D>> Decoder<D, L> {
         if let Some(id) = inputs.token_ids.iter().find(|&&id| id as usize >= limits.vocab_size) {
             return refuse(format!("token id {id} of a vocabulary of {}", limits.vocab_size));
         }
-        let width = self.shape.hidden_size;
+        let (hidden, levels) = (self.shape.hidden_size, self.shape.levels);
         let outside = |rows: &&EmbeddedRows<'_>| {
-            let (values, room) = (rows.values.len(), tokens.saturating_sub(rows.first_token) * width);
-            values > room || !values.is_multiple_of(width)
+            let (width, room) = (rows.width, tokens.saturating_sub(rows.first_token));
+            let fits = (1..=1 + levels).contains(&rows.parts(hidden)) && width.is_multiple_of(hidden);
+            !fits || rows.values.len() / width > room || !rows.values.len().is_multiple_of(width)
         };
         match embeddings.iter().find(outside) {
-            Some(EmbeddedRows { first_token, values }) => {
+            Some(EmbeddedRows { first_token, width, values }) => {
                 let count = values.len();
-                refuse(format!("{count} values from token {first_token} on of {tokens} tokens of {width}"))
+                refuse(format!(
+                    "{count} values in rows of {width} from token {first_token} on, of {tokens} tokens of {hidden} and \
+                     {levels} levels"
+                ))
             }
             None => Ok(()),
         }
@@ -303,10 +311,20 @@ impl<D: DecoderDevice, L: Layers<D>> Model for Decoder<D, L> {
             device.all_reduce(hidden)?;
         }
         for rows in embeddings {
-            device.overwrite_rows(hidden, rows.first_token, rows.values)?;
+            device.overwrite_rows(hidden, rows.first_token, &rows.part(0, shape.hidden_size))?;
         }
         let (valid_rows, logit_rows) = (inputs.token_ids.len(), inputs.logit_rows.len());
-        layers.run(&mut LayerStep { device, planes, hidden, partial, step_hook, valid_rows, logit_rows })?;
+        layers.run(&mut LayerStep {
+            device,
+            planes,
+            hidden,
+            partial,
+            step_hook,
+            embeddings,
+            hidden_size: shape.hidden_size,
+            valid_rows,
+            logit_rows,
+        })?;
         self.logit_rows = Some(logit_rows);
         Ok(())
     }

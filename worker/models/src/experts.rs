@@ -30,7 +30,7 @@ use crate::{
 pub(crate) const NO_EXPERTS: &str = "num_experts: the model has none that --ep could divide";
 
 /// The sizes of experts in a config. The model may have no layer with experts.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ExpertSizes {
     /// Number of experts; 0 if the model has none.
     pub experts: usize,
@@ -44,7 +44,10 @@ impl ExpertSizes {
     /// Reads the keys. `defaults` holds the values for keys that the config lacks.
     pub fn read(keys: &Keys<'_>, defaults: Self) -> Result<Self, LoadError> {
         Ok(Self {
-            experts: keys.get_or(&ranges::NUM_EXPERTS, defaults.experts)?,
+            experts: match (keys.get(&ranges::NUM_EXPERTS)?, keys.get(&ranges::NUM_LOCAL_EXPERTS)?) {
+                (Some(experts), _) | (None, Some(experts)) => experts,
+                (None, None) => defaults.experts,
+            },
             top_k: keys.get_or(&ranges::NUM_EXPERTS_PER_TOK, defaults.top_k)?,
             intermediate_size: keys.get_or(&ranges::MOE_INTERMEDIATE_SIZE, defaults.intermediate_size)?,
         })
@@ -108,6 +111,8 @@ pub(crate) enum ExpertLayout {
     Each,
     /// Two tensors per layer: one of gate and up of all experts, and one of the down projections of all experts.
     Stacked,
+    /// As [`Self::Stacked`], but each matrix is `[inputs, outputs]`.
+    StackedTransposed,
 }
 
 impl ExpertLayout {
@@ -115,10 +120,22 @@ impl ExpertLayout {
     /// this checkpoint. Dummy weights have three tensors per expert.
     pub fn of(dir: &Path, options: &LoadOptions, module: &str) -> Result<Self, LoadError> {
         // A GGUF file stacks experts, and gives each as a tensor of its own.
-        let stacked = options.load_format == LoadFormat::Auto
-            && !gguf::is_file(dir)
-            && SafetensorsDir::open(dir)?.has(&format!("{module}.experts.gate_up_proj"));
-        Ok(if stacked { Self::Stacked } else { Self::Each })
+        if options.load_format != LoadFormat::Auto || gguf::is_file(dir) {
+            return Ok(Self::Each);
+        }
+        let files = SafetensorsDir::open(dir)?;
+        let shape = |tensor: &str| files.shape(&format!("{module}.experts.{tensor}"));
+        Ok(match (shape("gate_up_proj"), shape("down_proj")) {
+            (None, _) => Self::Each,
+            // In these families, an expert has one intermediate width. Gate and up have twice that number of outputs,
+            // and as many inputs as down has outputs.
+            (Some(&[_, inputs, fused]), Some(&[_, width, outputs]))
+                if inputs == outputs && fused == 2 * width =>
+            {
+                Self::StackedTransposed
+            }
+            _ => Self::Stacked,
+        })
     }
 }
 
@@ -168,7 +185,9 @@ impl ExpertSpecs {
         let ExpertShape { hidden_size: hidden, intermediate_size: width, experts, division, .. } = *shape;
         let (rows, columns) = match (division, layout) {
             (Division::Width, _) => (Cut::Rows(width), Cut::Columns(width)),
-            (Division::Experts, ExpertLayout::Stacked) => (Cut::Matrices, Cut::Matrices),
+            (Division::Experts, ExpertLayout::Stacked | ExpertLayout::StackedTransposed) => {
+                (Cut::Matrices, Cut::Matrices)
+            }
             // Only the rank's own experts are declared, each with all of its rows and columns.
             (Division::Experts, ExpertLayout::Each) => (Cut::Replicated, Cut::Replicated),
         };
@@ -196,10 +215,16 @@ impl ExpertSpecs {
                 .held_as(Precision::Type(WeightType::F32)),
             experts: match layout {
                 ExpertLayout::Each => Tensors::Each(shape.held(rank).map(each).collect()),
-                ExpertLayout::Stacked => Tensors::Stacked(Box::new([
-                    stack("gate_up_proj", 2 * width, hidden).in_parts(2).cut(rows),
-                    stack("down_proj", hidden, width).cut(columns),
-                ])),
+                ExpertLayout::Stacked | ExpertLayout::StackedTransposed => {
+                    let stacks = [
+                        stack("gate_up_proj", 2 * width, hidden).in_parts(2).cut(rows),
+                        stack("down_proj", hidden, width).cut(columns),
+                    ];
+                    Tensors::Stacked(Box::new(match layout {
+                        ExpertLayout::StackedTransposed => stacks.map(TensorSpec::transposed),
+                        _ => stacks,
+                    }))
+                }
             },
         }
     }

@@ -106,6 +106,27 @@ pub(crate) const FAMILIES: &[Family] = &[
         source: "qwen3_5.rs",
         variant: Variant::Qwen35(&qwen3_5::MOE),
     },
+    Family {
+        architecture: "Qwen3VLForConditionalGeneration",
+        model_type: "qwen3_vl",
+        models: "Qwen3-VL dense",
+        source: "llama/variant.rs",
+        variant: Variant::Llama(&llama::QWEN3_VL),
+    },
+    Family {
+        architecture: "Qwen3VLMoeForConditionalGeneration",
+        model_type: "qwen3_vl_moe",
+        models: "Qwen3-VL-MoE",
+        source: "llama/variant.rs",
+        variant: Variant::Llama(&llama::QWEN3_VL_MOE),
+    },
+    Family {
+        architecture: "Qwen3OmniMoeForConditionalGeneration",
+        model_type: "qwen3_omni_moe",
+        models: "Qwen3-Omni",
+        source: "llama/variant.rs",
+        variant: Variant::Llama(&llama::QWEN3_OMNI),
+    },
     #[cfg(feature = "media-test-model")]
     Family {
         architecture: "TuttiMediaTestForCausalLM",

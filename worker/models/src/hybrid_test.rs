@@ -22,7 +22,7 @@ use crate::{
     },
     decoder::{LayerStep, Layers, SlotPlane, TextShape},
     experts::ExpertLayout,
-    rope::RopeTables,
+    rope::{RopeDefaults, RopeTables},
     weights::{Cut, Loader, Role, TensorSpec, Values, share},
 };
 
@@ -73,7 +73,7 @@ impl Config {
     pub fn parse(file: &ConfigFile) -> Result<Self, LoadError> {
         let keys = file.keys();
         let text = TextConfig::read(&keys, &keys, DEFAULTS)?;
-        let rope = RopeTables::read(&keys, &["full_attention"], text.max_context, 1.0)?
+        let rope = RopeTables::read(&keys, &["full_attention"], text.max_context, RopeDefaults::PLAIN)?
             .frequencies(text.head_dim)
             .map_err(|problem| file.invalid(problem))?
             .remove(0);
@@ -99,6 +99,8 @@ impl Architecture for Config {
         Ok(TextShape {
             summary: "hybrid (for tests)".into(),
             prefix: "model.",
+            lm_head: "lm_head.weight",
+            levels: 0,
             hidden_size: self.text.hidden_size,
             norm_eps: EPS,
             norm_values: Values::AsStored,

@@ -19,7 +19,7 @@ use tutti_kernels::{
 use self::weights::{Layer, LayerSpecs, Mlp, mlp_name};
 pub(crate) use self::{
     config::Config,
-    variant::{LLAMA, MISTRAL, QWEN2, QWEN3, QWEN3_MOE, Variant},
+    variant::{LLAMA, MISTRAL, QWEN2, QWEN3, QWEN3_MOE, QWEN3_OMNI, QWEN3_VL, QWEN3_VL_MOE, Variant},
 };
 use crate::{
     DecoderDevice, LoadError,
@@ -66,7 +66,7 @@ impl Architecture for Config {
     }
 
     fn module_with_experts(&self) -> Option<String> {
-        (0..self.text.layers).find(|&layer| self.is_sparse(layer)).map(mlp_name)
+        (0..self.text.layers).find(|&layer| self.is_sparse(layer)).map(|layer| mlp_name(self, layer))
     }
 
     fn shard(&self, group_rank: GroupRank) -> Result<Self, String> {
@@ -75,6 +75,7 @@ impl Architecture for Config {
 
     fn text(&self, dir: &Path, max_step_tokens: usize) -> Result<TextShape, LoadError> {
         let TextConfig { layers, heads, kv_heads, head_dim, hidden_size, vocab_size, .. } = self.text;
+        let names = self.variant.names;
         let experts = self.moe.as_ref().map_or(String::new(), |moe| format!(", {}", moe.shape));
         Ok(TextShape {
             summary: format!(
@@ -82,7 +83,9 @@ impl Architecture for Config {
                  vocabulary {vocab_size}",
                 self.variant.name
             ),
-            prefix: "model.",
+            prefix: names.prefix,
+            lm_head: names.lm_head,
+            levels: self.levels,
             hidden_size,
             norm_eps: self.text.rms_norm_eps,
             norm_values: Values::AsStored,
@@ -90,7 +93,9 @@ impl Architecture for Config {
             dtype: self.text.dtype,
             limits: self.text.limits(dir, max_step_tokens)?,
             kv: Some(self.text.kv_plane(layers)),
-            attention_modules: (0..layers).map(|layer| format!("model.layers.{layer}.self_attn")).collect(),
+            attention_modules: (0..layers)
+                .map(|layer| format!("{}layers.{layer}.self_attn", names.prefix))
+                .collect(),
             slots: Vec::new(),
             expert_layers: (0..layers).filter(|&layer| self.is_sparse(layer)).collect(),
         })
@@ -179,6 +184,9 @@ impl<D: DecoderDevice> Layers<D> for Llama<D> {
                 }
                 (Mlp::Experts(weights), _, Some(experts)) => experts.run(step, weights, norm, index)?,
                 _ => return Err(DeviceError::Misuse(format!("layer {index} has no buffers for its MLP"))),
+            }
+            if !last {
+                step.add_features(index)?;
             }
             step.pause()?;
         }

@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use tutti_kernels::{Collectives, DeltaRule, Dense, Experts, PagedAttention, Quantize, Recurrence, Sampler};
+use tutti_kernels::{
+    Collectives, DeltaRule, Dense, Encoder, Experts, PagedAttention, Quantize, Recurrence, Sampler,
+};
 pub use tutti_settings::{KvCacheDtype, LoadFormat};
 
 #[cfg(feature = "hybrid-test-model")]
@@ -45,12 +47,12 @@ pub struct LoadOptions {
 
 /// A device with all operations that the families of this build use.
 pub trait DecoderDevice:
-    Dense + Experts + PagedAttention + DeltaRule + Recurrence + Collectives + Sampler
+    Dense + Experts + PagedAttention + DeltaRule + Recurrence + Encoder + Collectives + Sampler
 {
 }
 
-impl<D: Dense + Experts + PagedAttention + DeltaRule + Recurrence + Collectives + Sampler> DecoderDevice
-    for D
+impl<D: Dense + Experts + PagedAttention + DeltaRule + Recurrence + Encoder + Collectives + Sampler>
+    DecoderDevice for D
 {
 }
 

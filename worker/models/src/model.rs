@@ -6,7 +6,7 @@
 //! in flight ([`Limits::steps_in_flight`]). A CPU computes a step during the enqueueing, so it has at most one step in
 //! flight.
 
-use std::time::Instant;
+use std::{borrow::Cow, time::Instant};
 
 /// The results of [`LogitRequests`]: each list has one result per request, in order.
 pub use tutti_kernels::StepResults as LogitResults;
@@ -90,8 +90,27 @@ impl LogitRequests<'_> {
 pub struct EmbeddedRows<'a> {
     /// Index of the first replaced token among the step's tokens.
     pub first_token: usize,
-    /// The embeddings of the tokens, `[tokens, width]`.
+    /// Elements per row: a multiple of the width of the residual stream. The first part of a row is the embedding.
+    /// Each further part is added to the residual stream behind one of the first layers (*deepstack*).
+    pub width: usize,
+    /// The rows of the tokens, `[tokens, width]`.
     pub values: &'a [f32],
+}
+
+impl<'a> EmbeddedRows<'a> {
+    /// Number of parts of each row, which are `part_width` wide.
+    pub(crate) fn parts(&self, part_width: usize) -> usize {
+        self.width.checked_div(part_width).unwrap_or(0)
+    }
+
+    /// Returns part `index` of all rows, end to end.
+    pub(crate) fn part(&self, index: usize, part_width: usize) -> Cow<'a, [f32]> {
+        if self.width == part_width {
+            return Cow::Borrowed(self.values);
+        }
+        let of_row = |row: &'a [f32]| row.iter().skip(index * part_width).take(part_width).copied();
+        Cow::Owned(self.values.chunks_exact(self.width.max(1)).flat_map(of_row).collect())
+    }
 }
 
 /// A loaded model on its device. The interface is the same for all devices.

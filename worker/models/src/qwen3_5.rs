@@ -130,6 +130,8 @@ impl Architecture for Config {
                 self.variant.name,
             ),
             prefix: self.prefix,
+            lm_head: "lm_head.weight",
+            levels: 0,
             hidden_size,
             norm_eps: self.text.rms_norm_eps,
             norm_values: Values::PlusOne,

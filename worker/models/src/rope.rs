@@ -16,10 +16,24 @@ use std::f64::consts::PI;
 use tutti_kernels::RopeFrequencies;
 
 use self::parameters::RopeKeys;
-use crate::{LoadError, config::keys::Keys};
+use crate::{
+    LoadError,
+    config::{keys::Keys, ranges},
+};
 
-/// Default of `rope_theta` in transformers.
-const DEFAULT_THETA: f64 = 10_000.0;
+/// Values of keys that a config lacks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct RopeDefaults {
+    /// Default of `rope_theta`.
+    pub theta: f64,
+    /// Default of `partial_rotary_factor`, the share of a head's elements that are rotated.
+    pub rotated: f64,
+}
+
+impl RopeDefaults {
+    /// The defaults of most families in transformers.
+    pub const PLAIN: Self = Self { theta: 10_000.0, rotated: 1.0 };
+}
 
 /// The rotary tables of a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -95,13 +109,12 @@ struct Yarn {
 
 impl RopeTables {
     /// Reads the table of each layer, which depends on the layer's type. `max_context` is the config's
-    /// `max_position_embeddings`. `rotated` is the share of a head's elements to rotate if no key gives it. The error
-    /// names the key at fault.
+    /// `max_position_embeddings`. The error names the key at fault.
     pub fn read(
         keys: &Keys<'_>,
         layer_types: &[&str],
         max_context: usize,
-        rotated: f64,
+        defaults: RopeDefaults,
     ) -> Result<Self, LoadError> {
         let keys = RopeKeys::read(keys)?;
         let (mut tables, mut seen): (Vec<Rope>, Vec<(&str, usize)>) = Default::default();
@@ -111,7 +124,7 @@ impl RopeTables {
             let index = match known {
                 Some(&(_, index)) => index,
                 None => {
-                    let rope = keys.resolve(layer_type, max_context, rotated)?;
+                    let rope = keys.resolve(layer_type, max_context, defaults)?;
                     let index = tables.iter().position(|table| *table == rope).unwrap_or(tables.len());
                     if index == tables.len() {
                         tables.push(rope);
@@ -123,6 +136,18 @@ impl RopeTables {
             of_layer.push(index);
         }
         Ok(Self { tables, of_layer })
+    }
+
+    /// Makes all tables take their positions from three axes in turns, as the models with pictures do whatever
+    /// `mrope_interleaved` says. `keys` are those that the tables were read from.
+    pub fn on_three_axes(mut self, keys: &Keys<'_>) -> Result<Self, LoadError> {
+        for table in &mut self.tables {
+            let Some(sections) = &mut table.sections else {
+                return Err(keys.missing(&ranges::MROPE_SECTION));
+            };
+            sections.interleaved = true;
+        }
+        Ok(self)
     }
 
     /// Returns the frequencies of each table for heads of `head_dim` elements. The error names the key at fault.
@@ -158,7 +183,9 @@ impl Rope {
         };
         if time + height + width != half {
             let sections = [time, height, width];
-            return Err(format!("mrope_section: {sections:?} are not the {half} frequencies of a head"));
+            return Err(format!(
+                "mrope_section: {sections:?} are not the {half} frequencies of head_dim, {head_dim}"
+            ));
         }
         let interleaved_axis = |i: usize| match i % 3 {
             1 if i < 3 * height => 1,

@@ -166,10 +166,6 @@ impl TensorSpec {
 }
 
 /// Constructors for families with experts or mixed precision.
-#[cfg_attr(
-    not(any(test, feature = "fuzzing")),
-    expect(dead_code, reason = "no family of this build uses all of them")
-)]
 impl TensorSpec {
     /// Returns a replicated stack of matrices, stored as one tensor `[matrices, rows, columns]`.
     pub fn stack(name: impl Into<String>, role: Role, shape: [usize; 3]) -> Self {

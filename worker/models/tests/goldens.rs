@@ -9,6 +9,8 @@
 mod common;
 #[path = "../../../kernels/tests/support/paths.rs"]
 mod cpu_paths;
+#[path = "goldens/media.rs"]
+mod media;
 
 use std::{
     ffi::OsStr,
@@ -214,6 +216,22 @@ fn qwen3_moe() {
 #[test]
 fn qwen3_moe_nonorm() {
     agrees("qwen3_moe_nonorm", 0.0330);
+}
+
+#[test]
+fn qwen3_omni() {
+    agrees("qwen3_omni", 0.0260);
+}
+
+#[test]
+fn qwen3_vl() {
+    agrees("qwen3_vl", 0.0211);
+}
+
+#[test]
+fn qwen3_vl_moe() {
+    // In bfloat16, the experts of some tokens are others than in f32, which moves their logprobs by up to 0.33.
+    agrees_within("qwen3_vl_moe", 0.0253, 0.0200);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::*;
 fn rows_are_the_same_wherever_a_prompt_is_cut() {
     let ranges = vec![2..5, 5..6, 9..12];
     let embeddings: Vec<f32> = (0..14).map(|value| value as f32).collect();
-    let media = Media { ranges, width: 2, embeddings };
+    let media = Media { widths: vec![2; ranges.len()], ranges, embeddings };
     assert_eq!(media.tokens(), 7);
     let of = |positions: Range<usize>| -> Vec<(usize, f32)> {
         let start = positions.start;
@@ -21,4 +21,16 @@ fn rows_are_the_same_wherever_a_prompt_is_cut() {
         assert_eq!([of(0..cut), of(cut..14)].concat(), whole, "cut at {cut}");
     }
     assert!(of(6..9).is_empty() && of(0..2).is_empty());
+}
+
+#[test]
+fn rows_of_items_of_different_widths_are_not_mixed_up() {
+    let (ranges, widths) = (vec![1..3, 4..6], vec![1, 3]);
+    let media = Media { ranges, widths, embeddings: (0..8).map(|value| value as f32).collect() };
+    let of = |positions: Range<usize>| -> Vec<(usize, usize, Vec<f32>)> {
+        media.rows(&positions, 0).map(|rows| (rows.first_token, rows.width, rows.values.to_vec())).collect()
+    };
+    assert_eq!(of(0..7), [(1, 1, vec![0.0, 1.0]), (4, 3, vec![2.0, 3.0, 4.0, 5.0, 6.0, 7.0])]);
+    assert_eq!(of(2..5), [(0, 1, vec![1.0]), (2, 3, vec![2.0, 3.0, 4.0])]);
+    assert_eq!(of(5..6), [(0, 3, vec![5.0, 6.0, 7.0])]);
 }

@@ -35,6 +35,8 @@ pub(crate) const MAX_TENSOR: usize = 1 << 36;
 pub(crate) const MAX_KV_OF_A_TOKEN: usize = 1 << 26;
 /// Maximum number of elements of a request's state, over all layers.
 pub(crate) const MAX_STATE: usize = 1 << 32;
+/// Maximum number of channels of a convolution of pixels, and of bins of a frame of sound.
+const MAX_CHANNELS: usize = 1 << 13;
 /// Maximum number of taps of a convolution.
 const MAX_TAPS: usize = 256;
 /// Maximum number of names in `architectures`, and of ids in `eos_token_id`.
@@ -50,6 +52,13 @@ pub(crate) const MODEL_TYPE: Key<String> = Key::text("model_type");
 pub(crate) const QUANTIZATION_CONFIG: Key<Value> = Key::any("quantization_config");
 /// Name of the object that holds the text model's keys in a config that also has a vision encoder.
 pub(crate) const TEXT_CONFIG: &str = "text_config";
+/// Name of the object that holds the keys of the thinker and of its encoders in a config that also has a talker.
+pub(crate) const THINKER_CONFIG: &str = "thinker_config";
+/// Name of the object that holds the keys of a vision encoder.
+pub(crate) const VISION_CONFIG: &str = "vision_config";
+/// Name of the object that holds the keys of an audio encoder.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) const AUDIO_CONFIG: &str = "audio_config";
 
 // Keys of a text model.
 pub(crate) const VOCAB_SIZE: Key<usize> = Key::size("vocab_size", MAX_VOCABULARY);
@@ -77,6 +86,8 @@ pub(crate) const MAX_WINDOW_LAYERS: Key<usize> = Key::count("max_window_layers",
 
 // Keys of experts. In some families, 0 experts mean a dense model, and the sizes of experts are then ignored.
 pub(crate) const NUM_EXPERTS: Key<usize> = Key::count("num_experts", MAX_EXPERTS);
+/// The name of `num_experts` in configs of Qwen3-VL-MoE that transformers has saved.
+pub(crate) const NUM_LOCAL_EXPERTS: Key<usize> = Key::count("num_local_experts", MAX_EXPERTS);
 pub(crate) const NUM_EXPERTS_PER_TOK: Key<usize> = Key::count("num_experts_per_tok", MAX_EXPERTS);
 pub(crate) const MOE_INTERMEDIATE_SIZE: Key<usize> = Key::count("moe_intermediate_size", MAX_WIDTH);
 pub(crate) const SHARED_EXPERT_INTERMEDIATE_SIZE: Key<usize> =
@@ -85,6 +96,34 @@ pub(crate) const NORM_TOPK_PROB: Key<bool> = Key::flag("norm_topk_prob");
 pub(crate) const DECODER_SPARSE_STEP: Key<usize> = Key::size("decoder_sparse_step", MAX_LAYERS);
 pub(crate) const MLP_ONLY_LAYERS: Key<Vec<usize>> =
     Key::integers("mlp_only_layers", Entries::AtMost(MAX_LAYERS), MAX_LAYERS);
+
+/// Maximum number of pixels or patches per side of a larger square, and of frames per patch.
+const MAX_SIDE: usize = 256;
+
+// Keys of vision encoders.
+pub(crate) const DEPTH: Key<usize> = Key::size("depth", MAX_LAYERS);
+pub(crate) const NUM_HEADS: Key<usize> = Key::size("num_heads", MAX_HEADS);
+pub(crate) const PATCH_SIZE: Key<usize> = Key::size("patch_size", MAX_SIDE);
+pub(crate) const TEMPORAL_PATCH_SIZE: Key<usize> = Key::size("temporal_patch_size", MAX_SIDE);
+pub(crate) const SPATIAL_MERGE_SIZE: Key<usize> = Key::size("spatial_merge_size", MAX_SIDE);
+pub(crate) const OUT_HIDDEN_SIZE: Key<usize> = Key::size("out_hidden_size", MAX_WIDTH);
+pub(crate) const NUM_POSITION_EMBEDDINGS: Key<usize> = Key::size("num_position_embeddings", MAX_CONTEXT);
+pub(crate) const IN_CHANNELS: Key<usize> = Key::size("in_channels", MAX_SIDE);
+pub(crate) const VISION_HIDDEN_ACT: Key<String> = Key::choice("hidden_act", &["gelu_pytorch_tanh"]);
+pub(crate) const DEEPSTACK_VISUAL_INDEXES: Key<Vec<usize>> =
+    Key::integers("deepstack_visual_indexes", Entries::AtMost(MAX_LAYERS), MAX_LAYERS);
+
+// Keys of audio encoders.
+pub(crate) const NUM_MEL_BINS: Key<usize> = Key::size("num_mel_bins", MAX_CHANNELS);
+pub(crate) const ENCODER_LAYERS: Key<usize> = Key::size("encoder_layers", MAX_LAYERS);
+pub(crate) const D_MODEL: Key<usize> = Key::size("d_model", MAX_WIDTH);
+pub(crate) const ENCODER_FFN_DIM: Key<usize> = Key::size("encoder_ffn_dim", MAX_WIDTH);
+pub(crate) const ENCODER_ATTENTION_HEADS: Key<usize> = Key::size("encoder_attention_heads", MAX_HEADS);
+pub(crate) const DOWNSAMPLE_HIDDEN_SIZE: Key<usize> = Key::size("downsample_hidden_size", MAX_CHANNELS);
+pub(crate) const OUTPUT_DIM: Key<usize> = Key::size("output_dim", MAX_WIDTH);
+pub(crate) const N_WINDOW: Key<usize> = Key::size("n_window", MAX_CONTEXT);
+pub(crate) const N_WINDOW_INFER: Key<usize> = Key::size("n_window_infer", MAX_CONTEXT);
+pub(crate) const ACTIVATION_FUNCTION: Key<String> = Key::choice("activation_function", &["gelu"]);
 
 // Keys of delta nets.
 pub(crate) const FULL_ATTENTION_INTERVAL: Key<usize> = Key::size("full_attention_interval", MAX_LAYERS);

@@ -10,9 +10,6 @@ use crate::{
     weights::{Cut, Loader, Role, SafetensorsDir, Source, TensorSpec},
 };
 
-/// Name of the LM head in all checkpoints.
-const LM_HEAD: &str = "lm_head.weight";
-
 /// The tensors of the embedding, the final norm and the LM head.
 pub(crate) struct EndSpecs {
     pub embedding: TensorSpec,
@@ -25,21 +22,21 @@ impl EndSpecs {
     /// Declares the tensors. Files hold against a config that ties the LM head to the embedding, as in Hugging Face's
     /// transformers: an LM head that differs from the embedding is kept, and an LM head alone is the embedding, too.
     pub fn new(shape: &TextShape, source: &mut Source, group_rank: GroupRank) -> Self {
-        let mut tied = shape.tied;
+        let (mut tied, head) = (shape.tied, shape.lm_head);
         let mut embedding = Self::embedding_name(shape);
         if let (Source::Files(files), true) = (source, tied) {
-            match files.are_equal(&embedding, LM_HEAD) {
+            match files.are_equal(&embedding, head) {
                 Some(false) => {
                     tied = false;
                     if group_rank.is_leader() {
                         tracing::warn!(
-                            "config.json says tie_word_embeddings, but the files have {LM_HEAD}, which differs from \
+                            "config.json says tie_word_embeddings, but the files have {head}, which differs from \
                              {embedding}: the model uses both; tie_word_embeddings: false silences this"
                         );
                     }
                 }
-                Some(true) => files.mark_used(LM_HEAD),
-                None if !files.has(&embedding) && files.has(LM_HEAD) => embedding = LM_HEAD.to_owned(),
+                Some(true) => files.mark_used(head),
+                None if !files.has(&embedding) && files.has(head) => embedding = head.to_owned(),
                 None => {}
             }
         }
@@ -49,10 +46,10 @@ impl EndSpecs {
     /// Declares the fewest tensors that the files may mean: an LM head beside a tied embedding is taken for equal.
     /// Reads no tensor.
     pub fn fewest(shape: &TextShape, source: &Source) -> Self {
-        let named = Self::embedding_name(shape);
-        let is_head = |files: &SafetensorsDir| shape.tied && !files.has(&named) && files.has(LM_HEAD);
+        let (named, head) = (Self::embedding_name(shape), shape.lm_head);
+        let is_head = |files: &SafetensorsDir| shape.tied && !files.has(&named) && files.has(head);
         let embedding = match source {
-            Source::Files(files) if is_head(files) => LM_HEAD.to_owned(),
+            Source::Files(files) if is_head(files) => head.to_owned(),
             Source::Files(_) | Source::Gguf(_) | Source::Dummy(_) => named,
         };
         Self::named(shape, embedding, shape.tied)
@@ -63,13 +60,13 @@ impl EndSpecs {
     }
 
     fn named(shape: &TextShape, embedding: String, tied: bool) -> Self {
-        let TextShape { prefix, hidden_size: hidden, .. } = *shape;
+        let TextShape { prefix, lm_head, hidden_size: hidden, .. } = *shape;
         let vocabulary = shape.limits.vocab_size;
         let table =
             |name, role| TensorSpec::matrix(name, role, vocabulary, hidden).cut(Cut::Rows(vocabulary));
         Self {
             embedding: table(embedding, Role::Embedding),
-            lm_head: (!tied).then(|| table(LM_HEAD.to_owned(), Role::Projection)),
+            lm_head: (!tied).then(|| table(lm_head.to_owned(), Role::Projection)),
             final_norm: TensorSpec::vector(format!("{prefix}norm.weight"), Role::Norm, hidden)
                 .with_values(shape.norm_values),
         }

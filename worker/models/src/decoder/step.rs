@@ -2,7 +2,7 @@
 
 use tutti_kernels::{Device, DeviceError, Linear, PageId, SlotId};
 
-use crate::{DecoderDevice, PausedPages, StepHook};
+use crate::{DecoderDevice, EmbeddedRows, PausedPages, StepHook};
 
 /// The operands of a linear layer on device `D`.
 pub(crate) type LinearOn<'a, D> =
@@ -17,6 +17,10 @@ pub(crate) struct LayerStep<'a, D: Device> {
     pub hidden: &'a mut D::Tensor,
     pub(super) partial: &'a mut Option<D::Tensor>,
     pub(super) step_hook: &'a mut Option<Box<dyn StepHook>>,
+    /// The rows of media tokens.
+    pub(super) embeddings: &'a [EmbeddedRows<'a>],
+    /// Width of the residual stream.
+    pub(super) hidden_size: usize,
     /// Number of rows of the residual stream that are not padding.
     pub(super) valid_rows: usize,
     /// Number of logit rows, without padding.
@@ -38,6 +42,17 @@ impl<D: DecoderDevice> LayerStep<'_, D> {
     /// rank's part of the output, and is replaced by the sum over the ranks.
     pub fn add_sum(&mut self, output: &mut D::Tensor) -> Result<(), DeviceError> {
         self.device.all_reduce_add(output, self.hidden)
+    }
+
+    /// Adds the features of pictures that belong behind layer `layer` to the residual stream (*deepstack*). Every rank
+    /// adds them, because every rank holds the whole residual stream. A family calls this method behind each layer but
+    /// the last, whose residual stream has only logit rows.
+    pub fn add_features(&mut self, layer: usize) -> Result<(), DeviceError> {
+        for rows in self.embeddings.iter().filter(|rows| rows.parts(self.hidden_size) > layer + 1) {
+            let features = rows.part(layer + 1, self.hidden_size);
+            self.device.add_rows(self.hidden, rows.first_token, &features)?;
+        }
+        Ok(())
     }
 
     /// True if the step has logit rows. In a step without logit rows, the last layer only needs to write its planes.

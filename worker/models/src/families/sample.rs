@@ -11,8 +11,14 @@ use crate::hybrid_test;
 #[cfg(feature = "media-test-model")]
 use crate::media_test;
 use crate::{
-    LoadError, architecture::Architecture, config::ConfigFile, decoder::TextShape, experts::ExpertLayout,
+    LoadError,
+    architecture::Architecture,
+    audio::AudioConfig,
+    config::{ConfigFile, keys::Keys, ranges},
+    decoder::TextShape,
+    experts::ExpertLayout,
     llama, qwen3_5,
+    vision::VisionConfig,
 };
 
 /// Maximum number of experts for which [`examine`] declares tensors per expert.
@@ -20,7 +26,8 @@ const FEW_EXPERTS: usize = 256;
 
 /// Returns sound configs of a family. One config is plain. Other configs have RoPE keys, in `rope_scaling` or in
 /// `rope_parameters`. If checkpoints of the family may have a vision encoder, one config has the text model's keys
-/// under `text_config`. All configs contain keys of all families, because a family ignores the keys of others.
+/// under `text_config`. If all of them have one, all configs have the keys there. All configs contain keys of all
+/// families, because a family ignores the keys of others.
 pub(crate) fn samples(family: &Family) -> Vec<Value> {
     let plain = json!({
         "architectures": [family.architecture], "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96,
@@ -45,23 +52,62 @@ pub(crate) fn samples(family: &Family) -> Vec<Value> {
         ),
         with("rope_parameters", json!({"full_attention": plain_rope, "sliding_attention": plain_rope})),
     ];
-    if matches!(family.variant, Variant::Qwen35(_)) {
-        all.push(json!({"architectures": [family.architecture], "text_config": plain}));
+    match family.variant {
+        Variant::Qwen35(_) => {
+            all.push(json!({"architectures": [family.architecture], "text_config": plain}));
+            all
+        }
+        Variant::Llama(variant) if variant.pictures => {
+            let sections = json!({"mrope_section": [8, 4, 4], "rope_theta": 1e6});
+            let mut of_text = vec![with("rope_scaling", sections.clone()), with("rope_parameters", sections)];
+            of_text[0]["rope_scaling"]["rope_type"] = "default".into();
+            let nested = |text: Value| {
+                let vision = json!({"deepstack_visual_indexes": [1, 2], "out_hidden_size": 64, "depth": 3});
+                let audio = json!({"output_dim": 64});
+                let objects = json!({"text_config": text, "vision_config": vision, "audio_config": audio});
+                let names = variant.names;
+                let mut config =
+                    names.top.iter().rev().fold(objects, |inner, name| json!({ (*name): inner }));
+                config["architectures"] = json!([family.architecture]);
+                config
+            };
+            of_text.into_iter().map(nested).collect()
+        }
+        _ => all,
     }
-    all
 }
 
 /// Reads `file` as the config of a family, and declares the tensors of the first and the last layer for some ranks.
 /// `dir` may hold a `generation_config.json`. Panics if a check fails.
 pub(crate) fn examine(family: &Family, file: &ConfigFile, dir: &Path) -> Result<TextShape, LoadError> {
     match family.variant {
-        Variant::Llama(variant) => declare(llama::Config::parse(file, variant)?, dir),
+        Variant::Llama(variant) => {
+            let config = llama::Config::parse(file, variant)?;
+            if variant.pictures {
+                encoders(&config.encoder_keys(file)?, &config)?;
+            }
+            declare(config, dir)
+        }
         Variant::Qwen35(variant) => declare(qwen3_5::Config::parse(file, variant)?, dir),
         #[cfg(feature = "media-test-model")]
         Variant::MediaTest => declare(media_test::parse(file)?.0, dir),
         #[cfg(feature = "hybrid-test-model")]
         Variant::HybridTest => declare(hybrid_test::Config::parse(file)?, dir),
     }
+}
+
+/// Reads the configs of a family's encoders. `keys` holds their objects.
+fn encoders(keys: &Keys<'_>, config: &llama::Config) -> Result<(), LoadError> {
+    let (hidden, dtype) = (config.text.hidden_size, config.text.dtype);
+    let (vision, audio) = (keys.section(ranges::VISION_CONFIG)?, keys.section(ranges::AUDIO_CONFIG)?);
+    if !vision.is_missing() {
+        let vision = VisionConfig::read(&vision, true, hidden, dtype)?;
+        assert!(vision.row_width() >= hidden && vision.head_dim() > 0 && vision.pixels_of_patch() > 0);
+    }
+    if !audio.is_missing() {
+        assert!(AudioConfig::read(&audio, hidden, dtype)?.features() > 0);
+    }
+    Ok(())
 }
 
 fn declare<A: Architecture>(mut config: A, dir: &Path) -> Result<TextShape, LoadError> {

@@ -12,9 +12,10 @@ use crate::{
         ConfigFile,
         keys::Keys,
         ranges::{self, product},
+        refuse_quantization,
         text::{TextConfig, divides, types_of_layers},
     },
-    rope::RopeTables,
+    rope::{RopeDefaults, RopeTables},
     weights::share,
 };
 
@@ -22,6 +23,8 @@ use crate::{
 const DEFAULT_WINDOW: usize = 4096;
 /// Default of `max_window_layers`.
 const DEFAULT_FIRST_WINDOW: usize = 28;
+/// Length of the default of `deepstack_visual_indexes`.
+const DEFAULT_LEVELS: usize = 3;
 
 /// The checked shape of a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,20 +46,25 @@ pub(crate) struct Config {
     pub rope: Vec<RopeFrequencies>,
     /// Index of the rotary table of each layer.
     pub table_of: Vec<usize>,
+    /// Number of sets of features that a vision encoder gives for the first layers.
+    pub levels: usize,
 }
 
 impl Config {
     /// Reads and checks the keys. Defaults are those of the family's config class in transformers.
     pub fn parse(file: &ConfigFile, variant: &'static Variant) -> Result<Self, LoadError> {
-        let keys = file.keys();
-        let mut text = TextConfig::read(&keys, &keys, variant.defaults)?;
+        let top = nested(file.keys(), variant.names.top)?;
+        let keys = nested(top.clone(), variant.names.text)?;
+        let mut text = TextConfig::read(&keys, &top, variant.defaults)?;
         let windows = windows(&keys, variant.windows, text.layers)?;
         let layer_type = |window: &Option<usize>| match window {
             Some(_) => "sliding_attention",
             None => "full_attention",
         };
         let layer_types: Vec<_> = windows.iter().map(layer_type).collect();
-        let rope = RopeTables::read(&keys, &layer_types, text.max_context, 1.0)?;
+        let rope = RopeDefaults { theta: variant.theta, ..RopeDefaults::PLAIN };
+        let rope = RopeTables::read(&keys, &layer_types, text.max_context, rope)?;
+        let rope = if variant.pictures { rope.on_three_axes(&keys)? } else { rope };
         // In these families, transformers rotates whole heads and ignores `partial_rotary_factor`. So a config that
         // rotates only a part of each head is refused.
         let head_dim = text.head_dim;
@@ -82,11 +90,18 @@ impl Config {
             qkv_bias,
             o_bias,
             windows,
-            moe: if variant.experts { Moe::read(&keys, &text)? } else { None },
+            moe: variant.experts.map(|rules| Moe::read(&keys, &text, rules)).transpose()?.flatten(),
             rope: rope.frequencies(head_dim).map_err(|problem| file.invalid(problem))?,
             table_of: rope.of_layer,
+            levels: if variant.pictures { levels(&top, text.layers)? } else { 0 },
             text,
         })
+    }
+
+    /// Returns the keys that hold the objects of the family's encoders.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub fn encoder_keys<'a>(&self, file: &'a ConfigFile) -> Result<Keys<'a>, LoadError> {
+        nested(file.keys(), self.variant.names.top)
     }
 
     /// Returns the shape of one rank's shard: its share of the heads, the intermediate width and the vocabulary.
@@ -111,6 +126,33 @@ impl Config {
     pub fn has_dense_mlps(&self) -> bool {
         (0..self.text.layers).any(|layer| !self.is_sparse(layer))
     }
+}
+
+/// Returns the object at a path inside `keys`. A section about the weights is a top-level one, so an object on the path
+/// must have none.
+fn nested<'a>(keys: Keys<'a>, path: &[&str]) -> Result<Keys<'a>, LoadError> {
+    path.iter().try_fold(keys, |keys, name| {
+        let inner = keys.section(name)?;
+        refuse_quantization(&inner)?;
+        Ok(inner)
+    })
+}
+
+/// Returns the number of sets of features that the vision encoder of a config gives. Refuses as many sets as there are
+/// layers, because only logit rows are left behind the last layer.
+fn levels(top: &Keys<'_>, layers: usize) -> Result<usize, LoadError> {
+    let vision = top.section(ranges::VISION_CONFIG)?;
+    if vision.is_missing() {
+        return Ok(0);
+    }
+    let indexes = vision.get(&ranges::DEEPSTACK_VISUAL_INDEXES)?;
+    let levels = indexes.map_or(DEFAULT_LEVELS, |indexes| indexes.len());
+    if levels >= layers {
+        let problem =
+            format!("has {levels} entries, but only fewer than num_hidden_layers, {layers}, are supported");
+        return Err(vision.invalid(&ranges::DEEPSTACK_VISUAL_INDEXES, problem));
+    }
+    Ok(levels)
 }
 
 /// Returns the sliding window of each layer; `None` for a layer without one.

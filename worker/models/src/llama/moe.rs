@@ -1,13 +1,11 @@
 //! The checked keys of a config that describe experts.
 
+use super::variant::{ExpertRules, Renormalise};
 use crate::{
     LoadError,
     config::{keys::Keys, ranges, text::TextConfig},
     experts::{ExpertShape, ExpertSizes},
 };
-
-/// Defaults of `num_experts`, `num_experts_per_tok` and `moe_intermediate_size`, from transformers' `Qwen3MoeConfig`.
-const DEFAULTS: ExpertSizes = ExpertSizes { experts: 128, top_k: 8, intermediate_size: 768 };
 
 /// The shape of the experts, and the layers that have experts.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,9 +17,12 @@ pub(crate) struct Moe {
 
 impl Moe {
     /// Reads and checks the keys. Returns `None` if all layers have a dense MLP.
-    pub fn read(keys: &Keys<'_>, text: &TextConfig) -> Result<Option<Self>, LoadError> {
-        let sizes = ExpertSizes::read(keys, DEFAULTS)?;
-        let renormalise = keys.get_or(&ranges::NORM_TOPK_PROB, false)?;
+    pub fn read(keys: &Keys<'_>, text: &TextConfig, rules: ExpertRules) -> Result<Option<Self>, LoadError> {
+        let sizes = ExpertSizes::read(keys, rules.sizes)?;
+        let renormalise = match rules.renormalise {
+            Renormalise::ByKey(default) => keys.get_or(&ranges::NORM_TOPK_PROB, default)?,
+            Renormalise::Always => true,
+        };
         let step = keys.get_or(&ranges::DECODER_SPARSE_STEP, 1)?;
         let mut sparse: Vec<bool> =
             (1..=text.layers).map(|layer| sizes.experts > 0 && layer.is_multiple_of(step)).collect();

@@ -39,8 +39,8 @@ struct DenseSpecs {
 }
 
 /// The name of a layer's MLP in the checkpoint.
-pub(super) fn mlp_name(layer: usize) -> String {
-    format!("model.layers.{layer}.mlp")
+pub(super) fn mlp_name(config: &Config, layer: usize) -> String {
+    format!("{}layers.{layer}.mlp", config.variant.names.prefix)
 }
 
 impl LayerSpecs {
@@ -51,7 +51,7 @@ impl LayerSpecs {
         let (intermediate, columns) = (config.intermediate_size, Cut::Columns(heads));
         let (q, kv) = (heads * head_dim, kv_heads * head_dim);
         let (heads, kv_heads) = (Cut::Rows(heads), Cut::Rows(kv_heads));
-        let name = |tensor: &str| format!("model.layers.{layer}.{tensor}");
+        let name = |tensor: &str| format!("{}layers.{layer}.{tensor}", config.variant.names.prefix);
         let linear = |module: &str, outputs, inputs, cut| {
             TensorSpec::matrix(name(&format!("{module}.weight")), Role::Projection, outputs, inputs).cut(cut)
         };
@@ -83,7 +83,7 @@ impl LayerSpecs {
             post_norm: norm("post_attention_layernorm", hidden),
             mlp: match &config.moe {
                 Some(moe) if moe.sparse[layer] => {
-                    let specs = ExpertSpecs::new(&mlp_name(layer), &moe.shape, layout, rank);
+                    let specs = ExpertSpecs::new(&mlp_name(config, layer), &moe.shape, layout, rank);
                     MlpSpecs::Experts(Box::new(specs))
                 }
                 _ => MlpSpecs::Dense(Box::new(DenseSpecs {

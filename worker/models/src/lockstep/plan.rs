@@ -43,12 +43,11 @@ pub(super) fn encode(
         tokens: tokens as u32,
         logit_rows: logit_rows as u32,
     });
-    plan.embeddings.extend(
-        embeddings.iter().map(|rows| pb::EmbeddedRows {
-            first_token: rows.first_token as u32,
-            values: rows.values.to_vec(),
-        }),
-    );
+    plan.embeddings.extend(embeddings.iter().map(|rows| pb::EmbeddedRows {
+        first_token: rows.first_token as u32,
+        width: rows.width as u32,
+        values: rows.values.to_vec(),
+    }));
     Ok(())
 }
 
@@ -150,7 +149,11 @@ pub(super) fn decode<T>(
     let embeddings: Vec<_> = plan
         .embeddings
         .iter()
-        .map(|rows| EmbeddedRows { first_token: rows.first_token as usize, values: &rows.values })
+        .map(|rows| EmbeddedRows {
+            first_token: rows.first_token as usize,
+            width: rows.width as usize,
+            values: &rows.values,
+        })
         .collect();
     let shape = plan.shape.map(|pb::StepShape { tokens, logit_rows }| StepShape {
         tokens: tokens as usize,

@@ -14,12 +14,12 @@ use crate::{
         text::{TextConfig, TextDefaults, divides, divides_or_repeats, types_of_layers},
     },
     experts::{ExpertShape, ExpertSizes},
-    rope::RopeTables,
+    rope::{RopeDefaults, RopeTables},
     weights::share,
 };
 
-/// Default of `partial_rotary_factor`, the share of a head's elements that are rotated.
-const ROTATED: f64 = 0.25;
+/// Defaults of keys about rotation.
+const ROPE: RopeDefaults = RopeDefaults { rotated: 0.25, ..RopeDefaults::PLAIN };
 /// Defaults of keys that a config may lack. All defaults in this file come from transformers' `Qwen3_5TextConfig` and
 /// `Qwen3_5MoeTextConfig`.
 const DEFAULTS: TextDefaults =
@@ -69,7 +69,7 @@ impl Config {
         };
         let mut text = TextConfig::read(&keys, &top, DEFAULTS)?;
         let layers = layers(&keys, text.layers)?;
-        let rope = RopeTables::read(&keys, &["full_attention"], text.max_context, ROTATED)?;
+        let rope = RopeTables::read(&keys, &["full_attention"], text.max_context, ROPE)?;
         text.max_context = rope.max_context(text.max_context);
         let rope = rope.frequencies(text.head_dim).map_err(|problem| file.invalid(problem))?.remove(0);
         keys.refuse(&ranges::ATTENTION_BIAS)?;

@@ -1,6 +1,6 @@
 //! Reads the keys of a config that describe rotation, in the older or the newer form.
 
-use super::{DEFAULT_THETA, Llama3, Rope, Scaling, Sections, Yarn};
+use super::{Llama3, Rope, RopeDefaults, Scaling, Sections, Yarn};
 use crate::{
     LoadError,
     config::{
@@ -52,12 +52,17 @@ impl<'a> RopeKeys<'a> {
     }
 
     /// Resolves the keys for layers of the type `layer_type`. `max_context` is the config's `max_position_embeddings`.
-    /// `rotated` is the share of a head's elements to rotate if no key gives it. The error names the key at fault.
-    pub fn resolve(&self, layer_type: &str, max_context: usize, rotated: f64) -> Result<Rope, LoadError> {
+    /// The error names the key at fault.
+    pub fn resolve(
+        &self,
+        layer_type: &str,
+        max_context: usize,
+        defaults: RopeDefaults,
+    ) -> Result<Rope, LoadError> {
         let parameters = Parameters::read(self.set_of(layer_type)?)?;
         Ok(Rope {
-            theta: parameters.theta.or(self.theta).unwrap_or(DEFAULT_THETA),
-            rotated: parameters.rotated.or(self.rotated).unwrap_or(rotated),
+            theta: parameters.theta.or(self.theta).unwrap_or(defaults.theta),
+            rotated: parameters.rotated.or(self.rotated).unwrap_or(defaults.rotated),
             scaling: match parameters.kind.as_deref() {
                 Some("yarn") => Scaling::Yarn(parameters.yarn(max_context)?),
                 Some("llama3") => Scaling::Llama3(parameters.llama3(max_context)?),

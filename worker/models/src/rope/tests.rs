@@ -5,7 +5,7 @@ use crate::config::ConfigFile;
 
 fn tables(keys: Value, layer_types: &[&str]) -> Result<RopeTables, String> {
     let file = ConfigFile::of_value(keys);
-    RopeTables::read(&file.keys(), layer_types, 4096, 1.0).map_err(|error| error.to_string())
+    RopeTables::read(&file.keys(), layer_types, 4096, RopeDefaults::PLAIN).map_err(|error| error.to_string())
 }
 
 fn rope(keys: Value) -> Rope {

@@ -243,7 +243,7 @@ fn audio_means_the_same_however_it_is_cut_and_all_of_it_counts() {
             };
             let of_media = start.max(1)..end.min(4);
             let values = rows.get((of_media.start - 1) * 4..(of_media.end - 1) * 4).unwrap_or_default();
-            let embedded = EmbeddedRows { first_token: of_media.start - start, values };
+            let embedded = EmbeddedRows { first_token: of_media.start - start, width: 4, values };
             let embedded = if of_media.is_empty() { vec![] } else { vec![embedded] };
             model.forward(&inputs, &embedded).unwrap();
             start = end;

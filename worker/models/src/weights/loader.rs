@@ -238,6 +238,11 @@ impl<'a, D: Device> Loader<'a, D> {
         Ok(self.device.vector(&values)?)
     }
 
+    /// Reads this rank's share of a tensor as f32, row by row, for a use on the host.
+    pub fn host(&mut self, spec: &TensorSpec) -> Result<Vec<f32>, LoadError> {
+        self.widened(&[spec])
+    }
+
     /// Loads several vectors as one f32 vector, end to end.
     pub fn vector(&mut self, specs: &[&TensorSpec]) -> Result<D::Vector, LoadError> {
         let values = self.widened(specs)?;

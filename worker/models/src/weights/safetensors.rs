@@ -122,6 +122,12 @@ impl SafetensorsDir {
         self.name_in_files(name).is_some()
     }
 
+    /// Returns the shape of a tensor; `None` if the files do not hold it.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        let held = self.name_in_files(name)?;
+        Some(&self.files[*self.file_of.get(held)?].header.tensors[held].shape)
+    }
+
     /// Returns the name under which the files hold a tensor. In a base model without LM head, such as an embedding
     /// model, names lack the prefix `model.`. If transformers saves only the text model of a vision model, such as
     /// Qwen3.5, names keep the prefix `model.language_model.`.

@@ -3,9 +3,10 @@
 /// Number of names that are listed.
 const LISTED: usize = 8;
 
-/// Parts of published checkpoints that a text model does not use: draft models, vision towers, and frequencies that
-/// follow from the config.
-const BESIDE_TEXT: [&str; 3] = ["mtp.", "model.visual.", "visual."];
+/// Parts of published checkpoints that a text model does not use: draft models, encoders of pictures and of sound, the
+/// models that answer with speech, and frequencies that follow from the config.
+const BESIDE_TEXT: [&str; 7] =
+    ["mtp.", "model.visual.", "visual.", "thinker.visual.", "thinker.audio_tower.", "talker.", "code2wav."];
 const COMPUTED: &str = ".rotary_emb.inv_freq";
 
 /// Describes unused tensors; `None` if there are none but those that no text model uses. `used` are the names of all

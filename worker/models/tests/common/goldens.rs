@@ -19,7 +19,11 @@ pub struct Case {
 
 impl Case {
     pub fn read(goldens: &SafeTensors<'_>, length: usize) -> Self {
-        let data = |name: &str| goldens.tensor(&format!("t{length}.{name}")).unwrap().data().to_vec();
+        Self::named(goldens, &format!("t{length}"))
+    }
+
+    pub fn named(goldens: &SafeTensors<'_>, case: &str) -> Self {
+        let data = |name: &str| goldens.tensor(&format!("{case}.{name}")).unwrap().data().to_vec();
         let ids = |name| {
             let bytes = data(name);
             bytes.as_chunks::<8>().0.iter().map(|id| i64::from_le_bytes(*id) as u32).collect()

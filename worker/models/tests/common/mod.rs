@@ -7,7 +7,7 @@ pub mod families;
 pub mod goldens;
 pub mod group;
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{collections::BTreeMap, fs, ops::Range, path::Path};
 
 use safetensors::tensor::{Dtype, TensorView};
 use tutti_kernels::{
@@ -15,8 +15,8 @@ use tutti_kernels::{
     cpu::{CpuDevice, Isa},
 };
 use tutti_models::{
-    DecoderDevice, KvCacheDtype, LoadError, LoadFormat, LoadOptions, LogitRequests, LogitResults, Model,
-    Quantize, load,
+    DecoderDevice, EmbeddedRows, KvCacheDtype, LoadError, LoadFormat, LoadOptions, LogitRequests,
+    LogitResults, Model, Quantize, load,
 };
 
 pub const PAGE_TOKENS: usize = 16;
@@ -90,9 +90,39 @@ pub fn loaded_as(dir: &Path, load_format: LoadFormat, quantize: Quantize) -> Box
     model
 }
 
+/// The media of a prompt.
+#[derive(Clone, Default)]
+pub struct Media {
+    /// Positions of the prompt's tokens. A token without an entry is at its index plus `delta`.
+    pub positions: Vec<[f32; 3]>,
+    pub delta: f32,
+    /// Tokens that stand for media, with the width of their rows and the rows.
+    pub rows: Vec<(Range<usize>, usize, Vec<f32>)>,
+}
+
+impl Media {
+    fn at(&self, index: usize) -> [f32; 3] {
+        self.positions.get(index).copied().unwrap_or([index as f32 + self.delta; 3])
+    }
+
+    /// Returns the rows of these tokens, the first of which is token `first` of its step.
+    fn embedded(&self, tokens: &Range<usize>, first: usize) -> impl Iterator<Item = EmbeddedRows<'_>> {
+        let tokens = tokens.clone();
+        self.rows.iter().filter_map(move |(own, width, values)| {
+            let (start, end) = (own.start.max(tokens.start), own.end.min(tokens.end));
+            (start < end).then(|| EmbeddedRows {
+                first_token: first + start - tokens.start,
+                width: *width,
+                values: &values[(start - own.start) * width..(end - own.start) * width],
+            })
+        })
+    }
+}
+
 /// A running request.
 #[derive(Clone)]
 pub struct Request {
+    pub media: Media,
     pub tokens: Vec<u32>,
     /// Number of tokens whose keys and values are in the pages.
     pub computed: usize,
@@ -107,6 +137,7 @@ pub struct Request {
 pub fn requests(prompts: &[&[u32]]) -> Vec<Request> {
     let mut free: Vec<PageId> = (1..PAGES as u32).map(PageId).collect();
     let request = |(slot, prompt): (u32, &&[u32])| Request {
+        media: Media::default(),
         tokens: prompt.to_vec(),
         computed: 0,
         pages: (0..(prompt.len() + 64).div_ceil(PAGE_TOKENS)).map(|_| free.pop().unwrap()).collect(),
@@ -129,7 +160,9 @@ pub fn step(model: &mut dyn Model, requests: &mut [Request], chunk: usize) {
 /// Runs [`step`] with slot copies.
 pub fn step_with(model: &mut dyn Model, requests: &mut [Request], chunk: usize, copies: &[SlotCopy]) {
     let vocab = model.limits().vocab_size as u32;
-    let (mut ids, mut positions, mut rows, mut logit_rows) = (vec![], vec![], vec![], vec![]);
+    let (mut ids, mut positions, mut rows, mut logit_rows) =
+        (vec![], [vec![], vec![], vec![]], vec![], vec![]);
+    let mut embedded = vec![];
     for request in requests.iter() {
         let tokens = chunk.min(request.tokens.len() - request.computed);
         let range = request.computed..request.computed + tokens;
@@ -142,7 +175,10 @@ pub fn step_with(model: &mut dyn Model, requests: &mut [Request], chunk: usize, 
             continues: false,
             block_table: &request.pages,
         });
-        positions.extend(range.clone().map(|p| p as f32));
+        embedded.extend(request.media.embedded(&range, ids.len()));
+        for axes in range.clone().map(|index| request.media.at(index)) {
+            positions.iter_mut().zip(axes).for_each(|(positions, axis)| positions.push(axis));
+        }
         ids.extend_from_slice(&request.tokens[range]);
     }
     // A request's state starts as zeros, which a copy of the null slot sets.
@@ -152,13 +188,13 @@ pub fn step_with(model: &mut dyn Model, requests: &mut [Request], chunk: usize, 
     let copies: Vec<SlotCopy> = copies.iter().copied().chain(zeros).collect();
     let inputs = StepInputs {
         token_ids: &ids,
-        positions: [&positions[..]; 3],
+        positions: positions.each_ref().map(Vec::as_slice),
         rows: &rows,
         copies: &copies,
         logit_rows: &logit_rows,
         shape: None,
     };
-    model.forward(&inputs, &[]).unwrap();
+    model.forward(&inputs, &embedded).unwrap();
 
     let params = greedy();
     let (mut sample, mut score) = (vec![], vec![]);
@@ -209,7 +245,19 @@ pub fn generate(
     chunk: usize,
     output: usize,
 ) -> Vec<(Vec<u32>, Vec<TokenScore>)> {
+    generate_with(model, prompts, &[], chunk, output)
+}
+
+/// Runs [`generate`] on prompts with media. A prompt without an entry in `media` has none.
+pub fn generate_with(
+    model: &mut dyn Model,
+    prompts: &[&[u32]],
+    media: &[&Media],
+    chunk: usize,
+    output: usize,
+) -> Vec<(Vec<u32>, Vec<TokenScore>)> {
     let mut active = requests(prompts);
+    active.iter_mut().zip(media).for_each(|(request, media)| request.media = (*media).clone());
     let mut finished: Vec<Option<Request>> = vec![None; prompts.len()];
     let mut prompt_of: Vec<usize> = (0..prompts.len()).collect();
     while !active.is_empty() {

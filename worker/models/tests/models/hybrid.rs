@@ -2,7 +2,8 @@
 //! chunks, other requests in the batch, padding, preemption, a restored prefix, and a hand-over to another worker.
 
 use crate::common::{
-    Bits, Request, bits, generate, group::of_ranks, loaded, prompt, requests, step, step_with, write_config,
+    Bits, Media, Request, bits, generate, group::of_ranks, loaded, prompt, requests, step, step_with,
+    write_config,
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -122,6 +123,7 @@ fn random_slices_and_padding_change_no_bit(dir: &TempDir) {
         };
         let mut all = requests(&[&mates[0], &ids(PROMPT), &mates[1]]);
         let padding = |tokens: usize| Request {
+            media: Media::default(),
             tokens: ids(tokens),
             // A row of padding may have any position. Position 0 would zero a state, so `computed` is 1.
             computed: 1,

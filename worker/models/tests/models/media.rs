@@ -3,7 +3,10 @@
 
 use std::path::Path;
 
-use crate::common::{MAX_STEP_TOKENS, PAGE_TOKENS, PAGES, config, device, write_config};
+use crate::common::{
+    Bits, MAX_STEP_TOKENS, Media, PAGE_TOKENS, PAGES, bits as bits_of, config, device, generate_with, loaded,
+    prompt, try_load as try_load_of, write_config,
+};
 use serde_json::json;
 use tutti_kernels::{PageId, RowInputs, ScoreRow, SlotId, StepInputs};
 use tutti_models::{
@@ -90,6 +93,7 @@ fn scores(model: &mut dyn Model, embeddings: &[f32], chunk: usize) -> Vec<Vec<(u
         let (from, to) = (start.max(1), end.min(11));
         let embedded = (from < to).then(|| EmbeddedRows {
             first_token: from - start,
+            width: WIDTH,
             values: &embeddings[(from - 1) * WIDTH..(to - 1) * WIDTH],
         });
         model.forward(&inputs, embedded.as_slice()).unwrap();
@@ -177,4 +181,56 @@ fn a_config_that_makes_no_sense_is_reported_by_its_key() {
         let error = try_load(checkpoint(&changes).path(), None).err().unwrap().to_string();
         assert!(error.contains(expected), "{error}");
     }
+}
+
+/// Returns the logprobs after each token of a prompt with a picture in the middle, whose rows have two levels of
+/// features behind their embeddings.
+fn with_features(model: &mut dyn Model, features: [f32; 2], chunk: usize) -> Vec<Bits> {
+    let wave = |index: usize, factor: f32| ((index * 37 % 61) as f32 / 61.0 - 0.5) * factor;
+    let row = |token: usize| {
+        let part =
+            move |(level, factor)| (0..WIDTH).map(move |index| wave(index + 7 * token + 3 * level, factor));
+        [1.0, features[0], features[1]].into_iter().enumerate().flat_map(part)
+    };
+    let media = Media { rows: vec![(4..17, 3 * WIDTH, (0..13).flat_map(row).collect())], ..Media::default() };
+    bits_of(&generate_with(model, &[&prompt(30)], &[&media], chunk, 4))
+}
+
+#[test]
+fn features_of_pictures_are_added_level_by_level_whatever_the_chunks() {
+    let dir = tempfile::tempdir().unwrap();
+    let text =
+        json!({"rope_scaling": {"mrope_section": [4, 2, 2], "rope_type": "default"}, "num_hidden_layers": 4});
+    let top = json!({"architectures": ["Qwen3VLForConditionalGeneration"], "text_config": config(&text),
+                     "vision_config": {"deepstack_visual_indexes": [0, 1]}});
+    write_config(dir.path(), &top);
+    let mut model = loaded(dir.path(), LoadFormat::Dummy);
+    let whole = with_features(&mut *model, [0.5, 0.25], usize::MAX);
+    for chunk in [1, 3, 5, 16] {
+        assert!(with_features(&mut *model, [0.5, 0.25], chunk) == whole, "chunks of {chunk}");
+    }
+    for other in [[0.0, 0.25], [0.5, 0.0], [0.25, 0.5]] {
+        assert!(with_features(&mut *model, other, usize::MAX) != whole, "{other:?} in place of the features");
+    }
+    // Rows with more levels than the model has are refused, and so are rows that are not whole.
+    let inputs = StepInputs {
+        token_ids: &[1, 2],
+        positions: [&[0.0, 1.0]; 3],
+        rows: &[],
+        copies: &[],
+        logit_rows: &[],
+        shape: None,
+    };
+    for (width, count) in
+        [(4 * WIDTH, 4 * WIDTH), (WIDTH + 1, WIDTH + 1), (3 * WIDTH, WIDTH), (WIDTH, 3 * WIDTH), (0, 0)]
+    {
+        let rows = EmbeddedRows { first_token: 0, width, values: &vec![0.0; count] };
+        let error = model.forward(&inputs, &[rows]).unwrap_err().to_string();
+        assert!(error.contains(&format!("{count} values in rows of {width}")), "{error}");
+    }
+    let as_many = json!({"architectures": ["Qwen3VLForConditionalGeneration"], "text_config": config(&text),
+                         "vision_config": {"deepstack_visual_indexes": [0, 1, 2, 3]}});
+    write_config(dir.path(), &as_many);
+    let error = try_load_of(dir.path(), LoadFormat::Dummy).err().unwrap().to_string();
+    assert!(error.contains("vision_config.deepstack_visual_indexes: has 4 entries"), "{error}");
 }

@@ -59,7 +59,7 @@ fn a_forward_survives_the_journey() {
         logit_rows: &[0, 2],
         shape: Some(StepShape { tokens: 8, logit_rows: 4 }),
     };
-    let embeddings = [EmbeddedRows { first_token: 1, values: &[0.5, -2.0] }];
+    let embeddings = [EmbeddedRows { first_token: 1, width: 2, values: &[0.5, -2.0] }];
     let mut ends = Ends::new();
     assert_eq!(ends.send(&inputs, &embeddings), 3);
     // The follower already knows the pages of the second row. The message holds only the page of the row without a
