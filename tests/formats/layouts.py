@@ -79,12 +79,13 @@ class Layout:
             return ((w / at).round() + shift).clamp(low, high).long(), scales, zeros
         top = {"e4m3": 448.0, "e2m1": 6.0, "nf4": 1.0}[self.kind]
         scales = self.round_scales(largest / top)
-        scaled = w / spread(scales, block, n, k)
+        scaled = w / spread(self.whole(scales), block, n, k)
         if self.kind == "e4m3":
             codes = scaled.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8).long()
         else:
             table = E2M1 if self.kind == "e2m1" else NF4
             codes = (scaled[..., None] - table).abs().argmin(-1)
+        assert codes.numel() < 64 or len(codes.unique()) > 4, f"{self.name}: the codes say nothing"
         return codes, scales, zeros
 
     def round_scales(self, scales):
@@ -96,14 +97,17 @@ class Layout:
             return (scales / factor).to(torch.float8_e4m3fn).float()
         return scales.to(self.scale).float()
 
+    def whole(self, scales):
+        """Returns the scales of blocks, with the scale of the whole matrix."""
+        if self.name == "nvfp4":
+            return scales / self.all
+        return scales * self.all if self.name == "nvfp4_modelopt" else scales
+
     def values(self, codes, scales, zeros, groups=None):
         """Returns the values in f32. `groups` names the group of each column, with act order."""
         n, k = codes.shape
         block, _ = self.grid(n, k)
-        if self.name == "nvfp4":
-            scales = scales / self.all
-        elif self.name == "nvfp4_modelopt":
-            scales = scales * self.all
+        scales = self.whole(scales)
         of = lambda x: x[:, groups] if groups is not None else spread(x, block, n, k)
         if self.kind == "e4m3":
             x = codes.to(torch.uint8).view(torch.float8_e4m3fn).float()

@@ -130,7 +130,7 @@ impl ExpertLayout {
             // In these families, an expert has one intermediate width. Gate and up have twice that number of outputs,
             // and as many inputs as down has outputs.
             (Some(&[_, inputs, fused]), Some(&[_, width, outputs]))
-                if inputs == outputs && fused == 2 * width =>
+                if inputs == outputs && width.checked_mul(2) == Some(fused) =>
             {
                 Self::StackedTransposed
             }
