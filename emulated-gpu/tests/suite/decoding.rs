@@ -43,7 +43,7 @@ fn unknown_instructions_and_modifiers_are_named() {
         "shl.sat.b32 %r0, %r1, %r2;",
         "cvt.f32.s32 %r0, %r1;",
         "cvt.rni.f32.s32 %r0, %r1;",
-        "cvt.rn.satfinite.e4m3x2.f32 %r0, %r1, %r2;",
+        "cvt.rn.satfinite.e5m2x2.f32 %r0, %r1, %r2;",
         "cvt.f16.f32 %r0, %r1;",
         "setp.foo.u32 %p0, %r1, %r2;",
         "setp.lt.b32 %p0, %r1, %r2;",
