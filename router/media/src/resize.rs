@@ -2,7 +2,8 @@
 //!
 //! Both are those of the reference, to the last bit: transformers `models/qwen2_vl/image_processing_pil_qwen2_vl.py`
 //! (`smart_resize`), and the bicubic filter of Pillow up to version 12 (`src/libImaging/Resample.c`), which resizes
-//! lines first and columns second. Later versions of Pillow sometimes resize columns first, and differ by up to 24 of 255.
+//! lines first and columns second. Later versions of Pillow sometimes resize columns first, and differ by up to 24 of
+//! 255.
 
 /// Maximum quotient of the longer side and the shorter side of a picture.
 pub const MAX_ASPECT: usize = 200;
