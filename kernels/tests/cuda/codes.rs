@@ -167,32 +167,6 @@ fn a_row_of_a_product_with_codes_has_its_bits_in_any_batch() {
     }
 }
 
-/// The memory that a device takes for steps is known after one step, however few rows it has, so that all other memory
-/// can be given to pages.
-#[test]
-fn a_product_of_one_row_takes_the_memory_of_all() {
-    for tiles in [None, Some(1), Some(2), Some(9)] {
-        let Some(gpu) = cuda("memory of splits") else { return };
-        let mut gpu = tiles.into_iter().fold(gpu, |gpu, tiles| gpu.with_enough_tiles(tiles));
-        let (outputs, inputs, most) = (72, 1096, 200);
-        let mut random = Random::new(73);
-        let kind = (ScaleType::F16, Offset::None);
-        let source = random_source(&mut random, QuantizedType::Int4, (outputs, inputs), (1, 32), kind);
-        let weight = gpu.quantized_matrix(&[source.view()]).unwrap();
-        let x = random.normals(most * inputs, 1.0);
-        let mut input = gpu.tensor(most, inputs).unwrap();
-        let mut out = gpu.tensor(most, outputs).unwrap();
-        let mut after = [1, 16, 17, 64, 65, 128, most].map(|rows| {
-            gpu.upload(&x[..rows * inputs], &mut input).unwrap();
-            gpu.linear(Linear::plain(&input, &weight), &mut out).unwrap();
-            assert!(values(&mut gpu, &out).iter().all(|x| x.is_finite()));
-            (rows, gpu.step_bytes())
-        });
-        let first = after[0].1;
-        assert!(after.iter_mut().all(|(_, bytes)| *bytes == first), "{tiles:?}: {after:?}");
-    }
-}
-
 /// Fused matrices of codes, with a norm, a bias, a residual and a gate.
 struct Layer(QuantizedType);
 
