@@ -8,7 +8,7 @@ use std::ffi::c_char;
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// What jemalloc reads its options from.
+/// The pointer from which jemalloc reads its options.
 #[repr(transparent)]
 pub struct Options(*const c_char);
 

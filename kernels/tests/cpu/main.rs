@@ -6,6 +6,7 @@
 mod argmax;
 mod attention;
 mod delta_rule;
+mod encoder;
 mod experts;
 mod gate_up;
 mod grouped;

@@ -11,7 +11,7 @@ use crate::support::{Random, Share, begin, bits, compare, cuda, tensor, values};
 /// Largest deviation from the CPU's numbers. The CPU does not round queries and weights to 16 bits.
 const TOLERANCES: [(WeightType, f32); 2] = [(WeightType::F16, 1e-3), (WeightType::Bf16, 8e-3)];
 
-/// The same with keys and values in fp8, over which some CPUs also round.
+/// The tolerance for keys and values in fp8, over which some CPUs round queries and weights, too.
 const TOLERANCE_OF_FP8: f32 = 1.5e-2;
 
 #[test]

@@ -18,7 +18,7 @@ use crate::support::{Case, Families, Random, Share, assert_near, begin, bits, cu
 pub const TYPES: [QuantizedType; 4] =
     [QuantizedType::Int4, QuantizedType::Int8, QuantizedType::E4m3, QuantizedType::E2m1];
 
-/// What is subtracted in a group.
+/// The numbers that a group subtracts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Offset {
     None,
@@ -289,7 +289,7 @@ fn matrices_of_codes_that_do_not_fit_are_refused() {
     assert!(matches!(refused, Err(DeviceError::Misuse(_))), "{refused:?}");
 }
 
-/// A layer may have codes beside weights of a type: an LM head in bf16, for example.
+/// A layer may have codes beside unquantised weights: an LM head in bf16, for example.
 #[test]
 fn codes_and_stored_weights_share_inputs() {
     let Some(mut gpu) = cuda("codes beside weights") else { return };

@@ -24,7 +24,8 @@ pub struct SizeLimits {
     pub factor: usize,
     /// Minimum number of pixels of a picture.
     pub least: usize,
-    /// Maximum number of pixels of a picture.
+    /// Number of pixels above which a picture is made smaller. One that is far longer than wide may keep more, because no
+    /// side becomes shorter than a token.
     pub most: usize,
 }
 
@@ -83,11 +84,14 @@ struct Coefficients {
 }
 
 /// Resizes pixels, `[height, width, 3]`, from one size to another. Returns `None` if there are not as many pixels as
-/// `from` says, or if a side has none.
+/// `from` says, if a side has none, or if a size has too many bytes to count. The caller bounds the memory of `to`.
 pub fn resize(pixels: &[u8], from: Pixels, to: Pixels) -> Option<Vec<u8>> {
     let wanted = from[0].checked_mul(from[1])?.checked_mul(CHANNELS)?;
     if pixels.len() != wanted || from.contains(&0) || to.contains(&0) {
         return None;
+    }
+    for [height, width] in [to, [from[0], to[1]]] {
+        height.checked_mul(width)?.checked_mul(CHANNELS)?;
     }
     let lines = resample(pixels, from, to[1], Direction::Lines);
     Some(resample(&lines, [from[0], to[1]], to[0], Direction::Columns))

@@ -94,9 +94,9 @@ impl<D: Encoder + Dense> VisionEncoder<D> {
         out: &mut Vec<f32>,
     ) -> Result<(), DeviceError> {
         let merge = self.config.merge;
-        let count: usize = pictures.iter().map(PatchGrid::patches).sum();
+        let count = pictures.iter().map(PatchGrid::patches).fold(0, usize::saturating_add);
         let whole = pictures.iter().all(|grid| grid.is_divisible_by(merge));
-        if count == 0 || !whole || patches.len() != count * self.config.pixels_of_patch() {
+        if count == 0 || !whole || patches.len() != count.saturating_mul(self.config.pixels_of_patch()) {
             let values = patches.len();
             return Err(DeviceError::Misuse(format!("{values} values for the patches of {pictures:?}")));
         }

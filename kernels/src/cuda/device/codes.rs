@@ -91,25 +91,26 @@ struct Blocks {
 }
 
 impl Blocks {
-    /// Returns the blocks of a product of `rows` rows. `enough` replaces the [default](Tile::enough).
-    fn of(rows: usize, matrix: &Matrix, enough: Option<usize>) -> Self {
+    /// Returns the blocks of a product of `rows` rows with a matrix of `[outputs, inputs]`. `enough` replaces the
+    /// [default](Tile::enough).
+    fn of(rows: usize, [outputs, inputs]: [usize; 2], enough: Option<usize>) -> Self {
         let tile = Tile::of_rows(rows);
         let enough = enough.unwrap_or(tile.enough());
-        let tiles = (matrix.outputs.div_ceil(Tile::COLUMNS), rows.div_ceil(tile.rows()));
-        let splits = if tiles.0 * tiles.1 < enough { matrix.inputs.div_ceil(SPLIT) } else { 1 };
+        let tiles = (outputs.div_ceil(Tile::COLUMNS), rows.div_ceil(tile.rows()));
+        let splits = if tiles.0 * tiles.1 < enough { inputs.div_ceil(SPLIT) } else { 1 };
         Self { tile, tiles, splits }
     }
 }
 
 /// Number of bytes of the sums of splits of products of at most `rows` rows.
-fn most_part_bytes(rows: usize, matrix: &Matrix, enough: Option<usize>) -> usize {
-    let of_rows = |rows: usize| match Blocks::of(rows, matrix, enough).splits {
+fn most_part_bytes(rows: usize, shape: [usize; 2], enough: Option<usize>) -> usize {
+    let of_rows = |rows: usize| match Blocks::of(rows, shape, enough).splits {
         1 => 0,
-        splits => splits * rows * matrix.outputs * size_of::<f32>(),
+        splits => splits * rows * shape[0] * size_of::<f32>(),
     };
     let wide = Tile::Wide;
     // The largest number of rows that is divided into splits is a multiple of a tile's rows.
-    let tiles = (enough.unwrap_or(wide.enough()).max(1) - 1) / matrix.outputs.div_ceil(Tile::COLUMNS).max(1);
+    let tiles = (enough.unwrap_or(wide.enough()).max(1) - 1) / shape[0].div_ceil(Tile::COLUMNS).max(1);
     of_rows(rows.min(Tile::Narrow.rows())).max(of_rows(rows.min(tiles * wide.rows())))
 }
 
@@ -125,8 +126,9 @@ impl CudaDevice {
         if rows == 0 || matrix.outputs == 0 {
             return Ok(());
         }
-        let Blocks { tile, tiles, splits } = Blocks::of(rows, matrix, self.enough_tiles);
-        let bytes = most_part_bytes(capacity.max(rows), matrix, self.enough_tiles);
+        let shape = [matrix.outputs, matrix.inputs];
+        let Blocks { tile, tiles, splits } = Blocks::of(rows, shape, self.enough_tiles);
+        let bytes = most_part_bytes(capacity.max(rows), shape, self.enough_tiles);
         let parts = match bytes {
             0 => out,
             bytes => grown(&mut self.scratch.splits, &self.gpu, bytes, "sums of splits")?.at(),
@@ -193,3 +195,6 @@ impl CudaDevice {
         self.kernels.launch(kernel, Grid::of(self.step.token_rows, THREADS), operands)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -113,14 +113,14 @@ DEVICE void attend(const Args& args, const typename Kv::Raw* kv) {
   }
 }
 
-#define ATTENTION(NAME, TYPE)                                                                                              \
-  KERNEL(THREADS) NAME(const float* qkv, const Row* rows, const u32* row_of, const int* kv_at, const u32* pages, float* out, \
-                       u32 tokens, u32 heads, u32 kv_heads, u32 head_dim, u32 page_tokens, u32 window, float scale,         \
-                       float value_scale, const TYPE::Raw* kv) {                                                                              \
-    BEGIN(NAME);                                                                                                             \
-    const Args args = {qkv,   rows,  row_of,   kv_at,    pages,       out,    tokens,                                      \
-                       heads, kv_heads, head_dim, page_tokens, window, scale, value_scale};                                       \
-    attend<TYPE>(args, kv);                                                                                                \
+#define ATTENTION(NAME, TYPE)                                                                                          \
+  KERNEL(THREADS) NAME(const float* qkv, const Row* rows, const u32* row_of, const int* kv_at, const u32* pages,       \
+                       float* out, u32 tokens, u32 heads, u32 kv_heads, u32 head_dim, u32 page_tokens, u32 window,     \
+                       float scale, float value_scale, const TYPE::Raw* kv) {                                          \
+    BEGIN(NAME);                                                                                                       \
+    const Args args = {qkv,   rows,     row_of,   kv_at,       pages,  out,   tokens,                                  \
+                       heads, kv_heads, head_dim, page_tokens, window, scale, value_scale};                            \
+    attend<TYPE>(args, kv);                                                                                            \
   }
 ATTENTION(attention_f32, F32)
 ATTENTION(attention_bf16, Bf16)

@@ -307,7 +307,9 @@ DEVICE void merge(const Args& args) {
   const float *qkv, const Row *rows, const Item *items, const int *kv_at, const u32 *pages, float *out, float2 *part_sums,  \
       float *part_values, u32 parts, u32 heads, u32 kv_heads, u32 page_tokens, u32 window, float scale,          \
       float value_scale
-#define ARGS {qkv, rows, items, kv_at, pages, out, part_sums, part_values, parts, heads, kv_heads, page_tokens, window, scale, value_scale}
+#define ARGS                                                                                                           \
+  {qkv, rows, items, kv_at, pages, out, part_sums, part_values, parts, heads, kv_heads, page_tokens, window, scale,    \
+   value_scale}
 
 #define ATTENTION(NAME, TYPE, STORED, D, WARPS, BLOCKS)                \
   KERNEL(32 * WARPS, BLOCKS) NAME(PARAMETERS, const STORED::Raw* kv) { \

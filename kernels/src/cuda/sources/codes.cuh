@@ -70,7 +70,8 @@ template <class Code>
 DEVICE Group group_of(const Codes& of, u32 output, u32 index) {
   const size_t at = (size_t)output * of.groups + index;
   auto number = [&](const u8* from) {
-    return of.kinds & F16_SCALES ? F16::widen(reinterpret_cast<const u16*>(from)[at]) : reinterpret_cast<const float*>(from)[at];
+    if (of.kinds & F16_SCALES) return F16::widen(reinterpret_cast<const u16*>(from)[at]);
+    return reinterpret_cast<const float*>(from)[at];
   };
   if (of.kinds & MINIMA) return {number(of.scales), number(of.offsets)};
   const float zero = of.kinds & ZERO_POINTS ? Code::zero_point(of.offsets[at]) : Code::CENTRE;

@@ -1,5 +1,5 @@
-// Tiles of matrix products with weights that are codes, on tensor cores. The inputs are bf16. Codes are copied to shared
-// memory as they are stored, and each weight is rounded to bf16 once, where it is multiplied.
+// Tiles of matrix products with weights that are codes, on tensor cores. The inputs are bf16. Codes are copied to
+// shared memory as they are stored, and each weight is rounded to bf16 once, where it is multiplied.
 //
 // A narrow tile has 16 rows and 64 columns, a wide tile 64 rows and 64 columns. The four warps of a thread block divide
 // the columns. The inputs of a sum are divided into splits of SPLIT. Within a split, they are added in ascending order,

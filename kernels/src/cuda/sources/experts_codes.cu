@@ -12,8 +12,8 @@ struct ExpertShared : Shared<Code, S> {
   u32 pairs[S::ROWS];
 };
 
-// Of the product with gate and up, `gated` is the type of its outputs, which are activations. Other outputs are f32,
-// and `gated` is 0.
+// `gated` is the type of the activations that the product with gate and up gives. A down projection gives f32, and its
+// `gated` is 0.
 constexpr u32 IN_BF16 = 1, IN_F16 = 2, IN_F32 = 3;
 
 template <class Code, bool HAS_MINIMA, class S>
@@ -64,17 +64,17 @@ DEVICE void multiply(const Args& args, u32 gated, const Layout& layout, ExpertSh
   }
 }
 
-#define EXPERTS(NAME, CODE, SHAPE)                                                                            \
-  KERNEL(THREADS)                                                                                            \
-  NAME(PARAMETERS, u32 gated, u64 scales_at, u64 offsets_at, u32 stride, u32 groups, u32 shift, u32 kinds) { \
-    BEGIN(NAME);                                                                                             \
-    __shared__ __align__(16) ExpertShared<CODE, SHAPE> shared;                                               \
-    const Args args = ARGS;                                                                                  \
-    const Layout layout = {scales_at, offsets_at, stride, groups, shift, kinds};                             \
-    if (CODE::IS_INTEGER && (kinds & MINIMA))                                                                \
-      multiply<CODE, CODE::IS_INTEGER, SHAPE>(args, gated, layout, shared);                                  \
-    else                                                                                                     \
-      multiply<CODE, false, SHAPE>(args, gated, layout, shared);                                             \
+#define EXPERTS(NAME, CODE, SHAPE)                                                                                     \
+  KERNEL(THREADS)                                                                                                      \
+  NAME(PARAMETERS, u32 gated, u64 scales_at, u64 offsets_at, u32 stride, u32 groups, u32 shift, u32 kinds) {           \
+    BEGIN(NAME);                                                                                                       \
+    __shared__ __align__(16) ExpertShared<CODE, SHAPE> shared;                                                         \
+    const Args args = ARGS;                                                                                            \
+    const Layout layout = {scales_at, offsets_at, stride, groups, shift, kinds};                                       \
+    if (CODE::IS_INTEGER && (kinds & MINIMA))                                                                          \
+      multiply<CODE, CODE::IS_INTEGER, SHAPE>(args, gated, layout, shared);                                            \
+    else                                                                                                               \
+      multiply<CODE, false, SHAPE>(args, gated, layout, shared);                                                       \
   }
 EXPERTS(experts_narrow_int4, Int4, Narrow)
 EXPERTS(experts_narrow_int8, Int8, Narrow)

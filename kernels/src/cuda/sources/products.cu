@@ -41,7 +41,7 @@ DEVICE void multiply(const Args& args, const Codes& codes, Shared<Code, S>& shar
   }
 }
 
-#define PRODUCTS(NAME, CODE, SHAPE)                                                                                     \
+#define PRODUCTS(NAME, CODE, SHAPE)                                                                                    \
   KERNEL(THREADS)                                                                                                      \
   NAME(const u16* x, const u8* codes, const u8* scales, const u8* offsets, float* out, u32 rows, u32 inputs,           \
        u32 outputs, u32 stride, u32 groups, u32 shift, u32 kinds, u32 splits, u32 accumulate) {                        \

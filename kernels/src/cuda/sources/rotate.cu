@@ -65,13 +65,13 @@ DEVICE void rotate_and_store(float* qkv, const float* angles, const float* q_nor
   for (u32 i = rotated + lane; i < head_dim; i += 32) put(i, normal(i));
 }
 
-#define ROTATE_AND_STORE(NAME, TYPE)                                                                                        \
-  KERNEL(THREADS) NAME(float* qkv, const float* angles, const float* q_norm, const float* k_norm, const int* kv_at,         \
-                       TYPE::Raw* kv, float eps, u32 tokens, u32 heads, u32 kv_heads, u32 head_dim, u32 rotated,             \
-                       u32 page_tokens, float key_scale, float value_scale) {                                                                                 \
-    BEGIN(NAME);                                                                                                            \
-    rotate_and_store<TYPE>(qkv, angles, q_norm, k_norm, kv_at, kv, eps, tokens, heads, kv_heads, head_dim, rotated,          \
-                           page_tokens, key_scale, value_scale);                                                                                    \
+#define ROTATE_AND_STORE(NAME, TYPE)                                                                                   \
+  KERNEL(THREADS) NAME(float* qkv, const float* angles, const float* q_norm, const float* k_norm, const int* kv_at,    \
+                       TYPE::Raw* kv, float eps, u32 tokens, u32 heads, u32 kv_heads, u32 head_dim, u32 rotated,       \
+                       u32 page_tokens, float key_scale, float value_scale) {                                          \
+    BEGIN(NAME);                                                                                                       \
+    rotate_and_store<TYPE>(qkv, angles, q_norm, k_norm, kv_at, kv, eps, tokens, heads, kv_heads, head_dim, rotated,    \
+                           page_tokens, key_scale, value_scale);                                                       \
   }
 ROTATE_AND_STORE(rotate_and_store_f32, F32)
 ROTATE_AND_STORE(rotate_and_store_bf16, Bf16)

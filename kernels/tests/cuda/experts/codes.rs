@@ -100,8 +100,8 @@ fn mixtures_of_codes_are_those_of_the_cpu() {
     }
 }
 
-/// Down projections may have a type where gate and up are codes: a checkpoint quantises only matrices whose inputs are
-/// whole groups.
+/// Down projections may be unquantised where gate and up are codes: a checkpoint quantises only matrices whose inputs
+/// are whole groups.
 #[test]
 fn gates_of_codes_and_outputs_of_a_type_are_those_of_the_cpu() {
     let Some(mut gpu) = cuda("experts of codes and types") else { return };

@@ -160,6 +160,21 @@ fn qwen3_5_moe_text() {
     agrees_with_experts("qwen3_5_moe_text");
 }
 
+#[test]
+fn qwen3_vl() {
+    agrees("qwen3_vl");
+}
+
+#[test]
+fn qwen3_vl_moe() {
+    agrees_with_experts("qwen3_vl_moe");
+}
+
+#[test]
+fn qwen3_omni() {
+    agrees_with_experts("qwen3_omni");
+}
+
 /// Returns a checkpoint that four ranks can divide. It has two key heads, so in a group of four ranks, each key head is
 /// on two ranks.
 fn divisible(changes: Value) -> tempfile::TempDir {

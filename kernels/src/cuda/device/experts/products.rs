@@ -80,8 +80,8 @@ pub(super) enum Form {
 }
 
 impl Form {
-    /// Returns the form for experts with weights of a type and rows of these widths, if `experts` experts have `pairs`
-    /// pairs of row and expert in total. Narrow and wide tiles give the same bits.
+    /// Returns the form for experts with unquantised weights and rows of these widths, if `experts` experts have
+    /// `pairs` pairs of row and expert in total. Narrow and wide tiles give the same bits.
     fn of(dtype: WeightType, widths: [usize; 2], pairs: usize, experts: usize) -> Self {
         let is_aligned = widths.iter().all(|width| width.is_multiple_of(ALIGNMENT));
         let (fits_narrow, _) = Self::Narrow.tile();
@@ -167,7 +167,7 @@ impl ExpertKernel {
 /// The matrix products of some experts, each over the pairs of that expert.
 pub(super) struct ExpertProduct {
     pub(super) kernel: ExpertKernel,
-    /// Of the gated product, whose outputs are activations: their type.
+    /// The type of the activations that the gated product gives; `None` for a down projection.
     pub(super) activated: Option<WeightType>,
     /// Address of the input. Row `p / pairs_per_row` belongs to pair `p`.
     pub(super) x: DevicePointer<u8>,
