@@ -24,8 +24,8 @@ pub struct SizeLimits {
     pub factor: usize,
     /// Minimum number of pixels of a picture.
     pub least: usize,
-    /// Number of pixels above which a picture is made smaller. One that is far longer than wide may keep more, because no
-    /// side becomes shorter than a token.
+    /// Number of pixels above which a picture is made smaller. One that is far longer than wide may keep more, because
+    /// no side becomes shorter than a token.
     pub most: usize,
 }
 
