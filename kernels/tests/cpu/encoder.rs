@@ -1,6 +1,6 @@
 //! Tests operations of encoders of pictures and sound against double precision.
 
-use std::ops::Range;
+use std::{ops::Range, slice};
 
 use tutti_kernels::{Device, Encoder, EncoderHeads, Gelu, LayerNorm, SegmentAttention};
 
@@ -61,7 +61,8 @@ fn attention_inside_segments_is_that_of_double_precision() {
             // A segment has the same bits without the others.
             let (first, alone) = (segments[4].start, segments[4].len());
             let x = tensor(&mut device, width, &qkv[first * width..]);
-            let attention = SegmentAttention { qkv: &x, shape, segments: &[0..alone] };
+            let whole = 0..alone;
+            let attention = SegmentAttention { qkv: &x, shape, segments: slice::from_ref(&whole) };
             let mut last = device.tensor(alone, heads * head_dim).unwrap();
             device.segment_attention(attention, &mut last).unwrap();
             assert_eq!(bits(last.values()), bits(&out.values()[first * heads * head_dim..]), "{name}");
@@ -144,12 +145,13 @@ fn operands_that_do_not_fit_are_refused() {
     let shape = EncoderHeads { heads: 1, head_dim: 8 };
     let qkv = tensor(&mut device, 24, &[0.0; 4 * 24]);
     let mut out = device.tensor(4, 8).unwrap();
-    for segments in [&[0..2, 3..4][..], &[0..5], &[0..2, 2..2, 2..4], &[1..4], &[]] {
+    for segments in [&[0..2, 3..4][..], &[0..2, 2..5], &[0..2, 2..2, 2..4], &[1..2, 2..4], &[]] {
         let refused = device.segment_attention(SegmentAttention { qkv: &qkv, shape, segments }, &mut out);
         assert!(refused.unwrap_err().to_string().contains("4 rows of attention"), "{segments:?}");
     }
     let none = EncoderHeads { heads: 0, head_dim: 8 };
-    let attention = SegmentAttention { qkv: &qkv, shape: none, segments: &[0..4] };
+    let whole = 0..4;
+    let attention = SegmentAttention { qkv: &qkv, shape: none, segments: slice::from_ref(&whole) };
     assert!(device.segment_attention(attention, &mut out).is_err());
     let angles = tensor(&mut device, 8, &[0.0; 3 * 8]);
     let mut rotated = tensor(&mut device, 24, &[0.0; 4 * 24]);
