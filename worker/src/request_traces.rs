@@ -215,6 +215,7 @@ impl GraphTrace {
             Some(Outcome::Finished(_)) => ("finished", None),
             Some(Outcome::HandedOver(_)) => ("handed_over", None),
             Some(Outcome::Cancelled(_)) => ("cancelled", None),
+            Some(Outcome::DeadlineExceeded(_)) => ("deadline_exceeded", None),
             Some(Outcome::Failed(fault)) => ("failed", Some(fault)),
             Some(Outcome::Refused(fault)) => ("refused", Some(fault)),
             Some(Outcome::HandoverFailed(fault)) => ("handover_failed", Some(fault)),
@@ -227,6 +228,9 @@ impl GraphTrace {
             transfer.fail(fault.message.clone());
         }
         self.span.set("tutti.graph.outcome", word);
+        if matches!(outcome, Some(Outcome::DeadlineExceeded(_))) {
+            self.span.fail("the request's deadline passed");
+        }
         if let Some(fault) = failure {
             let (trace_id, error) = (self.context.trace_id(), &fault.message);
             // A refusal is an answer to a client. If refusals were warnings, refusals of many clients would fill the

@@ -2402,7 +2402,7 @@ pub struct Completion {
     pub epoch: u32,
     #[prost(uint32, tag = "3")]
     pub rank: u32,
-    #[prost(oneof = "completion::Outcome", tags = "4, 5, 6, 7, 8, 9")]
+    #[prost(oneof = "completion::Outcome", tags = "4, 5, 6, 7, 8, 9, 10")]
     pub outcome: ::core::option::Option<completion::Outcome>,
 }
 /// Nested message and enum types in `Completion`.
@@ -2425,10 +2425,15 @@ pub mod completion {
         /// again. If the receiver refuses the planes (another layout, version or count), the outcome is `failed` instead.
         #[prost(message, tag = "9")]
         HandoverFailed(super::Fault),
+        #[prost(message, tag = "10")]
+        DeadlineExceeded(super::DeadlineOutcome),
     }
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CancelledOutcome {}
+/// The deadline has passed. The conductor, which knows how much time was left, says so to the client.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeadlineOutcome {}
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct HandedOver {
     /// Number of output tokens so far, over all incarnations: one more than the index of the sampled token.

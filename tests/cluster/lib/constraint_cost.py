@@ -72,7 +72,8 @@ def load(server, directory, streams, requests, tokens, constrained):
     for name, has_schema in groups.items():
         file = workload(directory, name, requests, tokens, has_schema)
         report = pathlib.Path(directory) / f"{name}.json"
-        command = [harness.BINARIES / "tutti-bench", "--url", server.url, "--concurrency", streams, "--requests", requests, "--workload", file, "--json", report]
+        # The runs that are not counted warm up.
+        command = [harness.BINARIES / "tutti-bench", "--url", server.url, "--warm-up", 0, "--concurrency", streams, "--requests", requests, "--workload", file, "--json", report]
         running[name] = report, subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     figures = {}
     for name, (report, process) in running.items():

@@ -23,12 +23,15 @@ from harness import Server, wait_for
 from streams import Streams, signal_all
 from structured_schemas import draw
 from topologies import DISAGGREGATED, handovers
+from tracing_cost import TICKS
 
 MAX_TOKENS = 160
 AT_ONCE = 8
 # Pages of the small pool: enough for the longest request, and not for all that run at once. A page of the random model
 # has 16 tokens.
 SMALL_POOL_PAGES, PAGE_BYTES, RUNNING = 14, 28 << 10, 8
+# Seconds after which the end of a worker does not count as an early exit (conductor/src/supervise/backoff.rs).
+LIVED_WELL = 10
 
 # Flags of the conditions. Each must give the tokens of "plain".
 PLAIN = ("--workers", 1)
@@ -129,11 +132,21 @@ def judged(answers, say):
     return problems
 
 
+def age(pid):
+    """Returns the seconds since a process began."""
+    begun = int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]) / TICKS
+    return float(pathlib.Path("/proc/uptime").read_text().split()[0]) - begun
+
+
 def killing(server, bodies):
     """Kills all workers when half of the answers have begun. The first answers may end before."""
     victims = server.workers()
+    # Workers that end before are a crash loop for the conductor, which then refuses requests.
+    wait_for("workers that have lived long enough", lambda: min(map(age, victims)) > LIVED_WELL)
     streams = Streams(server, "/v1/completions", bodies, stopped=victims)
     streams.stop_in_the_middle(victims, len(bodies) // 2, tokens=2)
+    # A request that arrives while no worker has the model would be refused.
+    wait_for("all requests", lambda: server.metrics()["tutti_requests_in_flight"] + sum(one.done() for one in streams.answers) >= len(bodies))
     signal_all(victims, signal.SIGKILL)
     found = streams.results()
     wait_for("replacements", lambda: not set(victims) & set(server.workers()) and server.metrics()["tutti_workers_ready"] == 2)

@@ -108,13 +108,14 @@ fn row(epoch: u8, tokens: u8) -> pb::RowReport {
 fn completion(kind: u8, epoch: u8, generated: u8) -> pb::Completion {
     use pb::completion::Outcome;
     let fault = || pb::Fault { message: "broken".into(), ..Default::default() };
-    let outcome = match kind / 11 % 6 {
+    let outcome = match kind / 11 % 7 {
         0 => Outcome::Finished(pb::Finished {
             reason: pb::FinishReason::Length.into(),
             generated: generated.into(),
             ..Default::default()
         }),
         1 => Outcome::Cancelled(pb::CancelledOutcome {}),
+        6 => Outcome::DeadlineExceeded(pb::DeadlineOutcome {}),
         2 => Outcome::Failed(fault()),
         3 => Outcome::Refused(fault()),
         4 => Outcome::HandedOver(pb::HandedOver { generated: generated.into() }),

@@ -66,10 +66,7 @@ pub(crate) fn completion(ending: Ending, rank: Rank) -> pb::Completion {
             pb::completion::Outcome::Finished(finished)
         }
         Outcome::Cancelled => pb::completion::Outcome::Cancelled(pb::CancelledOutcome {}),
-        Outcome::DeadlineExceeded => {
-            let error = Error::new(ErrorKind::DeadlineExceeded, "the request's time is up");
-            pb::completion::Outcome::Failed(error.into())
-        }
+        Outcome::DeadlineExceeded => pb::completion::Outcome::DeadlineExceeded(pb::DeadlineOutcome {}),
         Outcome::DeadlineUnreachable { needed, left } => {
             let (needed, left) = (needed.as_millis(), left.as_millis());
             let message = format!("the prompt takes at least {needed} ms more, but {left} ms are left");

@@ -43,6 +43,11 @@ impl Request {
             Some(Outcome::Failed(fault)) => self.end_early(Ending::Failed(fault.into())),
             Some(Outcome::Refused(fault)) => self.end_early(Ending::Refused(fault.into())),
             Some(Outcome::Cancelled(_)) => self.break_off("a worker cancelled it unasked"),
+            // The worker's timer may fire before the conductor's. The client gets the same error from both.
+            Some(Outcome::DeadlineExceeded(_)) => match self.deadline {
+                Some(deadline) => self.end_early(Ending::Failed(deadline.error())),
+                None => self.break_off("a worker ended it at a deadline that it does not have"),
+            },
             None => self.break_off("a completion came without an outcome"),
         }
     }

@@ -285,6 +285,24 @@ fn a_launch_says_how_much_time_is_left() {
     assert_eq!(request.launch(GraphRole::Whole, alone(), came).unwrap().timeout_ms, None);
 }
 
+/// The worker's timer and the conductor's race. The client must not see which one was first.
+#[test]
+fn a_deadline_has_the_same_words_whichever_process_sees_it_first() {
+    let late = || completion(0, 0, pb::completion::Outcome::DeadlineExceeded(pb::DeadlineOutcome {}));
+    let deadline = Deadline::new(now(), 50).unwrap();
+    let (mut request, mut receiver) = due(Some(deadline));
+    request.launch(GraphRole::Whole, alone(), now()).unwrap();
+    request.on_completion(LEADER, late());
+    let error = receiver.next().now_or_never().unwrap().unwrap().unwrap_err();
+    assert_eq!((error.kind(), error.to_string()), (ErrorKind::DeadlineExceeded, deadline.error().to_string()));
+    assert!(request.is_over());
+
+    // A worker that gives up a request without a deadline is wrong.
+    let (mut request, mut receiver) = running(alone());
+    request.on_completion(LEADER, late());
+    assert_eq!(read(&mut receiver), (vec![], Some(Err(ErrorKind::Internal))));
+}
+
 #[test]
 fn a_cancel_is_told_once_and_waits_for_the_worker() {
     let (mut request, mut receiver) = running(alone());

@@ -417,7 +417,8 @@ fn a_launch_past_its_deadline_ends_before_it_runs() {
     engine.launch(pb::LaunchGraph { timeout_ms: Some(0), ..launch(1, 3, 3) });
     engine.launch(pb::LaunchGraph { timeout_ms: Some(3_600_000), ..launch(2, 3, 3) });
     let results = run_to_end(&mut engine);
-    assert_eq!(results[&1].fault().kind(), pb::ErrorKind::DeadlineExceeded);
+    let late = pb::completion::Outcome::DeadlineExceeded(pb::DeadlineOutcome {});
+    assert_eq!(results[&1].outcome, Some(late));
     assert_eq!((results[&1].output().len(), results[&2].output().len()), (0, 3));
 }
 
