@@ -1,7 +1,11 @@
 //! Placeholders of media in a prompt: the client's prompt has one placeholder token per item. The prompt sent to the
 //! conductor has one placeholder token for every token that the item takes.
 
-use tutti_proto::{TokenLimit, cluster::v1 as pb, declaration::MediaInput};
+use tutti_proto::{
+    TokenLimit,
+    cluster::v1 as pb,
+    declaration::{MediaInput, media_tokens},
+};
 use tutti_runtime::Error;
 
 use super::request::Media;
@@ -32,36 +36,44 @@ pub fn expand(
         return Ok((ids, Vec::new()));
     }
     let TokenLimit { tokens: limit, what } = model.description.request_limits().tokens;
-    let tokens = of_items.iter().zip(&media).map(|(input, item)| input.tokens(item.data.len()) as u64);
-    let total = tokens.sum::<u64>() + (ids.len() - placeholders) as u64;
+    let paths: Vec<String> = media.iter().map(|item| item.path.clone()).collect();
+    let items: Vec<pb::MediaItem> = media.into_iter().map(item_of).collect();
+    let counts = media_tokens(&inputs, &items)
+        .map_err(|error| Error::invalid(format!("{}.{}", paths[error.item], error.field), error.problem))?;
+    let total = counts.iter().map(|&tokens| u64::from(tokens)).sum::<u64>() + (ids.len() - placeholders) as u64;
     if total > u64::from(limit) {
         let message = format!("has {total} tokens with its media, more than {limit}, which is {what}");
         return Err(Error::invalid("prompt", message));
     }
-    let (mut expanded, mut items) = (Vec::with_capacity(total as usize), Vec::with_capacity(media.len()));
-    let mut waiting = of_items.into_iter().zip(media);
+    let (mut expanded, mut expanded_items) =
+        (Vec::with_capacity(total as usize), Vec::with_capacity(items.len()));
+    let mut waiting = of_items.into_iter().zip(counts).zip(items).zip(paths);
     for id in ids {
         if !is_placeholder(&id) {
             expanded.push(id);
             continue;
         }
         // The counts are equal, so every placeholder has an item.
-        let Some((input, item)) = waiting.next() else { continue };
+        let Some((((input, tokens), mut item), path)) = waiting.next() else { continue };
         if input.placeholder != id {
             // Each kind of media has its own placeholder, so the item and the placeholder are of different kinds.
-            let kind = item.kind.as_str_name().to_lowercase();
+            let kind = item.kind().as_str_name().to_lowercase();
             return Err(Error::invalid(
-                item.path,
+                path,
                 format!("is {kind}, but its placeholder in the prompt is for other media"),
             ));
         }
-        let (first, tokens) = (expanded.len(), input.tokens(item.data.len()));
-        expanded.resize(first + tokens, id);
-        let (kind, first, tokens) = (item.kind.into(), first as u32, tokens as u32);
-        let Media { format, data, .. } = item;
-        items.push(pb::MediaItem { kind, format, data, first, tokens, digest: Vec::new() });
+        let first = expanded.len();
+        expanded.resize(first + tokens as usize, id);
+        item.runs = vec![pb::MediaRun { first: first as u32, tokens }];
+        expanded_items.push(item);
     }
-    Ok((expanded, items))
+    Ok((expanded, expanded_items))
+}
+
+/// Returns the item that the conductor receives, without its runs.
+fn item_of(Media { kind, format, data, .. }: Media) -> pb::MediaItem {
+    pb::MediaItem { kind: kind.into(), format, data, ..pb::MediaItem::default() }
 }
 
 fn input_of<'a>(item: &Media, inputs: &'a [MediaInput]) -> Result<&'a MediaInput, Error> {
