@@ -53,6 +53,8 @@ pub struct ClipInput {
     pub chunk: u32,
     /// Number of times that a chunk's frames are halved, rounded up, to its tokens.
     pub halvings: u32,
+    /// Fewest samples of a request's longest clip.
+    pub shortest: u32,
 }
 
 /// Images or videos as a model takes them: see [`pb::PixelInput`].
@@ -99,7 +101,7 @@ impl MediaInput {
     pub(super) fn problem(&self) -> Option<&'static str> {
         let sizes = match self.form {
             MediaForm::Bytes { per_token } => vec![per_token],
-            MediaForm::Clips(ClipInput { rate, hop, chunk, halvings: _ }) => vec![rate, hop, chunk],
+            MediaForm::Clips(ClipInput { rate, hop, chunk, .. }) => vec![rate, hop, chunk],
             MediaForm::Pixels(PixelInput { patch, merge, temporal, .. }) => vec![patch, merge, temporal],
         };
         let is_video = self.kind == pb::MediaKind::Video;
@@ -212,6 +214,27 @@ impl ModelDeclaration {
     }
 }
 
+impl ModelDeclaration {
+    /// Elements per unit of embeddings in transfers: the greatest common divisor of the widths of all rows, which is
+    /// the width of an embedding without features. 0 if the model takes only text.
+    pub fn embedding_unit(&self) -> usize {
+        let divisor = |a: usize, b: usize| {
+            let (mut a, mut b) = (a, b);
+            while b > 0 {
+                (a, b) = (b, a % b);
+            }
+            a
+        };
+        self.media.iter().map(|input| input.width as usize).fold(0, divisor)
+    }
+
+    /// Number of units of an item's embeddings.
+    pub fn units_of(&self, item: &pb::MediaItem) -> usize {
+        let width = self.media_input(item.kind()).map_or(0, |input| input.width as usize);
+        item.tokens().saturating_mul(width.checked_div(self.embedding_unit()).unwrap_or(0))
+    }
+}
+
 impl pb::MediaItem {
     /// Number of tokens in the item's runs.
     pub fn tokens(&self) -> usize {
@@ -227,8 +250,8 @@ impl From<&MediaInput> for pb::MediaInput {
             placeholder_token_id: input.placeholder,
             form: Some(match input.form {
                 MediaForm::Bytes { per_token } => pb::media_input::Form::BytesPerToken(per_token),
-                MediaForm::Clips(ClipInput { rate, hop, chunk, halvings }) => {
-                    pb::media_input::Form::Clips(pb::ClipInput { rate, hop, chunk, halvings })
+                MediaForm::Clips(ClipInput { rate, hop, chunk, halvings, shortest }) => {
+                    pb::media_input::Form::Clips(pb::ClipInput { rate, hop, chunk, halvings, shortest })
                 }
                 MediaForm::Pixels(pixels) => pb::media_input::Form::Pixels(pixels.into()),
             }),
@@ -289,8 +312,9 @@ impl From<pb::MediaInput> for MediaInput {
             walk: WalkId(message.walk),
             placeholder: message.placeholder_token_id,
             form: match message.form {
-                Some(pb::media_input::Form::Clips(pb::ClipInput { rate, hop, chunk, halvings })) => {
-                    MediaForm::Clips(ClipInput { rate, hop, chunk, halvings })
+                Some(pb::media_input::Form::Clips(clips)) => {
+                    let pb::ClipInput { rate, hop, chunk, halvings, shortest } = clips;
+                    MediaForm::Clips(ClipInput { rate, hop, chunk, halvings, shortest })
                 }
                 Some(pb::media_input::Form::Pixels(pixels)) => MediaForm::Pixels(pixels.into()),
                 Some(pb::media_input::Form::BytesPerToken(per_token)) => MediaForm::Bytes { per_token },

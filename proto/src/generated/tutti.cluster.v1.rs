@@ -405,6 +405,9 @@ pub struct ClipInput {
     /// Number of times that a chunk's frames are halved, rounded up, to its tokens.
     #[prost(uint32, tag = "4")]
     pub halvings: u32,
+    /// Fewest samples of a request's longest clip.
+    #[prost(uint32, tag = "5")]
+    pub shortest: u32,
 }
 /// Images and frames as pixels: red, green and blue, 8 bits each, line by line, frame by frame, already resized to whole
 /// patches. A token is a square of merge × merge patches.

@@ -40,7 +40,8 @@ pub fn expand(
     let items: Vec<pb::MediaItem> = media.into_iter().map(item_of).collect();
     let counts = media_tokens(&inputs, &items)
         .map_err(|error| Error::invalid(format!("{}.{}", paths[error.item], error.field), error.problem))?;
-    let total = counts.iter().map(|&tokens| u64::from(tokens)).sum::<u64>() + (ids.len() - placeholders) as u64;
+    let total =
+        counts.iter().map(|&tokens| u64::from(tokens)).sum::<u64>() + (ids.len() - placeholders) as u64;
     if total > u64::from(limit) {
         let message = format!("has {total} tokens with its media, more than {limit}, which is {what}");
         return Err(Error::invalid("prompt", message));

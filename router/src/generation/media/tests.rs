@@ -42,10 +42,8 @@ fn audio(bytes: usize) -> Media {
 fn each_item_gets_the_placeholders_that_its_bytes_need() {
     let (ids, items) = expand(vec![1, HERE, 2, HERE], vec![audio(9), audio(4)], &model(true)).unwrap();
     assert_eq!(ids, [1, HERE, HERE, HERE, 2, HERE]);
-    let positions: Vec<_> = items
-        .iter()
-        .map(|item| (item.runs[0].first, item.runs[0].tokens, item.data.len()))
-        .collect();
+    let positions: Vec<_> =
+        items.iter().map(|item| (item.runs[0].first, item.runs[0].tokens, item.data.len())).collect();
     assert_eq!(positions, [(1, 3, 9), (5, 1, 4)]);
     assert_eq!(expand(vec![1, HERE], vec![], &model(false)).unwrap(), (vec![1, HERE], vec![]));
 }

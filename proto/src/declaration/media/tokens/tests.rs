@@ -1,7 +1,7 @@
 use super::*;
 use crate::declaration::{PixelCount, WalkId};
 
-const CLIPS: ClipInput = ClipInput { rate: 16_000, hop: 160, chunk: 100, halvings: 3 };
+const CLIPS: ClipInput = ClipInput { rate: 16_000, hop: 160, chunk: 100, halvings: 3, shortest: 201 };
 const PIXELS: PixelInput = PixelInput {
     patch: 16,
     merge: 2,
@@ -75,7 +75,10 @@ fn items_that_do_not_fit_are_refused_by_field() {
     let film = pixels(video, 4, [2, 2, 2]);
     for (item, words) in [
         (with(&picture, |item| item.data.clear()), "0: data: is empty"),
-        (with(&picture, |item| item.data.truncate(9)), "0: data: has 9 bytes, but a frame of the grid has 18432"),
+        (
+            with(&picture, |item| item.data.truncate(9)),
+            "0: data: has 9 bytes, but a frame of the grid has 18432",
+        ),
         (with(&picture, |item| item.grid = None), "0: grid: is missing"),
         (with(&picture, |item| item.format = "png".into()), "0: format: is \"png\""),
         (with(&picture, |item| item.seconds_per_grid = Some(1.0)), "0: seconds_per_grid: belongs"),
@@ -88,8 +91,9 @@ fn items_that_do_not_fit_are_refused_by_field() {
         (pixels(video, 5, [2, 2, 2]), "0: data: has 15360 bytes"),
         (pixels(image, 1, [2, 2, 2]), "0: grid: has 2 frames"),
         (pixels(image, 1, [1, 3, 2]), "0: grid: is 3 × 2 patches"),
-        (clip(100), "0: data: is too short"),
-        (with(&clip(999), |item| drop(item.data.pop())), "0: data: has 3995 bytes"),
+        (clip(100), "0: data: is too short: it has no frame"),
+        (clip(200), "0: data: is too short: a request's longest"),
+        (with(&clip(999), |item| item.data.truncate(3995)), "0: data: has 3995 bytes"),
         (with(&clip(999), |item| item.grid = Some(pb::MediaGrid::default())), "0: grid: belongs to"),
     ] {
         let refused = tokens(&[item]).unwrap_err();
@@ -108,7 +112,8 @@ fn items_that_do_not_fit_are_refused_by_field() {
 
 #[test]
 fn runs_are_placeholders_of_their_own() {
-    let model = ModelDeclaration { media: inputs(), ..ModelDeclaration::new(vec![], vec![], vec![]).unwrap() };
+    let model =
+        ModelDeclaration { media: inputs(), ..ModelDeclaration::new(vec![], vec![], vec![]).unwrap() };
     let prompt = [1, 7, 7, 2, 7, 7, 7];
     let item = |runs: &[[u32; 2]]| {
         let runs = runs.iter().map(|&[first, tokens]| pb::MediaRun { first, tokens }).collect();
