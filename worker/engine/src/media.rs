@@ -5,7 +5,7 @@ use std::ops::Range;
 use tutti_models::EmbeddedRows;
 use tutti_proto::{
     cluster::v1 as pb,
-    declaration::{EncoderCall, ModelDeclaration, WalkId},
+    declaration::{EncoderCall, ModelDeclaration, WalkId, media_tokens},
 };
 use tutti_runtime::Error;
 use tutti_scheduler::MediaMark;
@@ -84,19 +84,24 @@ pub(crate) fn encodings(
     for (index, item) in items.iter().enumerate() {
         let refused = |why: String| Error::invalid(format!("media[{index}]"), why);
         let input = model.media_input(item.kind());
-        let input = input.filter(|input| walks.contains(&input.walk.0));
-        let input =
-            input.ok_or_else(|| refused(format!("{:?} is not what the graph encodes", item.kind())))?;
-        let (tokens, bytes) = (item.tokens as usize, item.data.len());
-        if tokens == 0 || input.tokens(bytes) != tokens {
-            return Err(refused(format!("has {bytes} bytes, which are not {tokens} tokens")));
+        if input.is_none_or(|input| !walks.contains(&input.walk.0)) {
+            return Err(refused(format!("{:?} is not what the graph encodes", item.kind())));
+        }
+    }
+    let tokens = media_tokens(model.media(), &items);
+    let tokens = tokens.map_err(|error| Error::invalid(format!("media[{}]", error.item), error.to_string()))?;
+    for (index, (item, tokens)) in items.iter().zip(tokens).enumerate() {
+        let in_runs = item.tokens();
+        if in_runs != tokens as usize {
+            let message = format!("has runs of {in_runs} tokens, but data of {tokens}");
+            return Err(Error::invalid(format!("media[{index}]"), message));
         }
     }
     let calls = model.encoder_calls(&items);
     let calls = calls.map_err(|error| Error::invalid(error.field(), error.to_string()))?;
     let mut end = 0;
     let encoding = |EncoderCall { walk, items: range, tokens }| {
-        let items = items[range].iter_mut().map(|item| std::mem::take(&mut item.data)).collect();
+        let items = range.into_iter().map(|index| std::mem::take(&mut items[index].data)).collect();
         end += tokens;
         Encoding { walk, rows: end - tokens..end, items }
     };
@@ -116,7 +121,8 @@ pub(crate) fn locate(
         let refused = |why: String| Error::invalid(format!("media[{index}]"), why);
         let kind = item.kind();
         let input = model.media_input(kind).ok_or_else(|| refused(format!("the model takes no {kind:?}")))?;
-        let range = item.first as usize..item.first as usize + item.tokens as usize;
+        let [run] = &item.runs[..] else { return Err(refused("has several runs".into())) };
+        let range = run.range();
         let before = media.ranges.last().map_or(0, |range| range.end);
         let tokens = prompt.get(range.clone()).filter(|tokens| !tokens.is_empty() && range.start >= before);
         if tokens.is_none_or(|tokens| tokens.iter().any(|token| *token != input.placeholder)) {

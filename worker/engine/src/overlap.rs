@@ -216,7 +216,7 @@ impl EngineHandle {
     pub fn units_to_send(&self, graph: &pb::LaunchGraph) -> (UnitKind, usize) {
         let Some(spec) = &graph.spec else { return (UnitKind::Pages, 0) };
         if graph.walks.iter().any(|walk| self.reporter.declaration.encodes(WalkId(*walk))) {
-            return (UnitKind::Embeddings, spec.media.iter().map(|item| item.tokens as usize).sum());
+            return (UnitKind::Embeddings, spec.media.iter().map(|item| item.tokens()).sum());
         }
         let tokens = spec.prompt.len() + graph.generated.len();
         (UnitKind::Pages, tokens.div_ceil(self.layout.page_tokens.max(1)))

@@ -5,6 +5,7 @@
 use tutti_kernels::{
     DeviceError, PageId, RowInputs, SampleRow, SamplingParams, SlotId, StepInputs, StepShape,
 };
+use tutti_proto::declaration::MediaForm;
 use tutti_models::{LogitRequests, LogitResults, Model};
 
 use crate::batch::BatchLimits;
@@ -17,7 +18,8 @@ const MAX_TOKENS: usize = 32;
 /// which no request reads.
 pub(crate) fn run(model: &mut dyn Model, limits: &BatchLimits) -> Result<(), DeviceError> {
     for input in model.declaration().media().to_vec() {
-        match model.encode(input.walk, &[&vec![0; input.bytes_per_token as usize]], &mut Vec::new()) {
+        let MediaForm::Bytes { per_token } = input.form else { continue };
+        match model.encode(input.walk, &[&vec![0; per_token as usize]], &mut Vec::new()) {
             // Another worker holds this encoder.
             Err(DeviceError::Misuse(_)) => {}
             encoded => encoded?,

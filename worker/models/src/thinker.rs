@@ -3,7 +3,7 @@
 use tutti_proto::{
     cluster::v1::{ElementType, MediaKind},
     declaration::{
-        DeclarationError, MediaInput, ModelDeclaration, NodeId, Plane, PlaneKind, Walk, WalkId, WalkKind,
+        DeclarationError, MediaForm, MediaInput, ModelDeclaration, NodeId, Plane, PlaneKind, Walk, WalkId, WalkKind,
     },
 };
 
@@ -109,7 +109,7 @@ pub(crate) fn with_audio(
         kind: MediaKind::Audio,
         walk,
         placeholder: audio.placeholder,
-        bytes_per_token: audio.bytes_per_token as u32,
+        form: MediaForm::Bytes { per_token: audio.bytes_per_token as u32 },
         width: audio.width as u32,
         formats: vec!["wav".into()],
         encoded_together: audio.encoded_together,

@@ -10,7 +10,7 @@ fn model(takes_audio: bool) -> ServedModel {
         kind: pb::MediaKind::Audio.into(),
         walk: 0,
         placeholder_token_id: HERE,
-        bytes_per_token: 4,
+        form: Some(pb::media_input::Form::BytesPerToken(4)),
         width: 2,
         formats: vec!["wav".into()],
         encoded_together: false,
@@ -42,7 +42,10 @@ fn audio(bytes: usize) -> Media {
 fn each_item_gets_the_placeholders_that_its_bytes_need() {
     let (ids, items) = expand(vec![1, HERE, 2, HERE], vec![audio(9), audio(4)], &model(true)).unwrap();
     assert_eq!(ids, [1, HERE, HERE, HERE, 2, HERE]);
-    let positions: Vec<_> = items.iter().map(|item| (item.first, item.tokens, item.data.len())).collect();
+    let positions: Vec<_> = items
+        .iter()
+        .map(|item| (item.runs[0].first, item.runs[0].tokens, item.data.len()))
+        .collect();
     assert_eq!(positions, [(1, 3, 9), (5, 1, 4)]);
     assert_eq!(expand(vec![1, HERE], vec![], &model(false)).unwrap(), (vec![1, HERE], vec![]));
 }

@@ -74,9 +74,9 @@ fn request(request: u64, items: &[Vec<u8>]) -> pb::LaunchGraph {
             kind: pb::MediaKind::Audio.into(),
             format: "wav".into(),
             data: data.clone(),
-            first: spec.prompt.len() as u32,
-            tokens: tokens as u32,
             digest: [digest(data), digest(data)].concat(),
+            runs: vec![pb::MediaRun { first: spec.prompt.len() as u32, tokens: tokens as u32 }],
+            ..Default::default()
         });
         spec.prompt.resize(spec.prompt.len() + tokens, PLACEHOLDER);
     }

@@ -22,9 +22,9 @@ fn with_media(request: u64) -> pb::LaunchGraph {
         kind: pb::MediaKind::Audio.into(),
         format: "wav".into(),
         data: (0..BYTES).map(|byte| byte as u8 ^ index ^ request as u8).collect(),
-        first,
-        tokens: TOKENS,
         digest: vec![index; 16],
+        runs: vec![pb::MediaRun { first, tokens: TOKENS }],
+        ..Default::default()
     };
     let mut graph = whole(request);
     let spec = graph.spec.as_mut().unwrap();
