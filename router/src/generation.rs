@@ -25,7 +25,6 @@ pub use admission::Admission;
 pub use arrival::Arrival;
 pub use choice::{Delta, OutputToken};
 pub use conversation::{Conversation, Placeholders};
-pub use decode::MediaTokens;
 pub use finish::{CallCounts, Finish, Reason};
 pub use generator::Generator;
 pub use prompts::{EncodedPrompt, Length, to_tokens};

@@ -22,7 +22,9 @@ pub fn check(spec: &RequestParts, model: &ModelDeclaration) -> Result<Vec<WalkId
             return Err(Error::invalid(format!("media[{index}].runs"), message));
         }
     }
-    model.check_runs(&spec.prompt, &spec.media).map_err(|error| Error::invalid(error.field(), error.problem))?;
+    model
+        .check_runs(&spec.prompt, &spec.media)
+        .map_err(|error| Error::invalid(error.field(), error.problem))?;
     let mut walks = Vec::new();
     let calls = model.encoder_calls(&spec.media);
     for call in calls.map_err(|error| Error::invalid(error.field(), error.to_string()))? {
@@ -61,15 +63,15 @@ impl Digest {
     /// Sets each item's digest. An item that is encoded together with others has these others in its digest.
     pub fn of(&self, media: &mut [pb::MediaItem], model: &ModelDeclaration) {
         let alone: Vec<Vec<u8>> = media.iter().map(|item| self.digest(&Shape::of(item))).collect();
-        let joint = |item: &pb::MediaItem| {
-            model.media_input(item.kind()).is_some_and(|input| input.encoded_together)
-        };
+        let joint =
+            |item: &pb::MediaItem| model.media_input(item.kind()).is_some_and(|input| input.encoded_together);
         for index in 0..media.len() {
             let kind = media[index].kind;
             let others = media.iter().zip(&alone).filter(|(other, _)| other.kind == kind);
             let digest = match joint(&media[index]) {
                 true => {
-                    let (others, own): (Vec<&Vec<u8>>, _) = (others.map(|(_, digest)| digest).collect(), &alone[index]);
+                    let (others, own): (Vec<&Vec<u8>>, _) =
+                        (others.map(|(_, digest)| digest).collect(), &alone[index]);
                     self.digest(&(own, others))
                 }
                 false => alone[index].clone(),
@@ -97,7 +99,13 @@ impl<'a> Shape<'a> {
     fn of(item: &'a pb::MediaItem) -> Self {
         let pb::MediaItem { kind, format, data, digest: _, runs: _, grid, seconds_per_grid } = item;
         let axes = |grid: pb::MediaGrid| [grid.frames, grid.height, grid.width];
-        Self { kind: *kind, format, data, grid: grid.map(axes), seconds_per_grid: seconds_per_grid.map(f32::to_bits) }
+        Self {
+            kind: *kind,
+            format,
+            data,
+            grid: grid.map(axes),
+            seconds_per_grid: seconds_per_grid.map(f32::to_bits),
+        }
     }
 }
 

@@ -72,8 +72,11 @@ fn items_are_encoded_one_by_one_or_all_in_one_call_within_the_limit_of_the_encod
         pb::MediaItem { kind: pb::MediaKind::Audio.into(), runs, ..pb::MediaItem::default() }
     };
     let items = [item(2), item(5), item(3)];
-    let call =
-        |items: std::ops::Range<usize>, tokens| EncoderCall { walk: WalkId(3), items: items.collect(), tokens };
+    let call = |items: std::ops::Range<usize>, tokens| EncoderCall {
+        walk: WalkId(3),
+        items: items.collect(),
+        tokens,
+    };
     let calls = |encoded_together, max_call_tokens| {
         let input = MediaInput { encoded_together, max_call_tokens, ..audio(3) };
         let calls = omni().with_media(vec![input]).unwrap().encoder_calls(&items);

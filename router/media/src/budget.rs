@@ -94,7 +94,9 @@ pub enum MediaError {
     #[error(transparent)]
     Size(#[from] SizeError),
     /// The canonical form has more bytes than are left to the request.
-    #[error("has {bytes} bytes once it is decoded and resized, more than the {left} that are left to the request")]
+    #[error(
+        "has {bytes} bytes once it is decoded and resized, more than the {left} that are left to the request"
+    )]
     TooLarge {
         /// Bytes of the canonical form.
         bytes: usize,

@@ -198,7 +198,8 @@ fn png_pixels(
     } else {
         for _ in 0..height {
             budget.check_time()?;
-            let line = reader.next_row().map_err(damaged)?.ok_or_else(|| damaged("it ends within its lines"))?;
+            let line =
+                reader.next_row().map_err(damaged)?.ok_or_else(|| damaged("it ends within its lines"))?;
             push_rgb(&mut pixels, line.data(), colour)?;
         }
     }
@@ -240,4 +241,4 @@ fn on_white<const N: usize>(samples: &[u8]) -> Vec<u8> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

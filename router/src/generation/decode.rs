@@ -122,11 +122,8 @@ impl MediaTokens {
 impl MediaPool {
     /// Creates the pool of these settings.
     pub fn new(settings: &RouterSettings) -> Self {
-        let size = LaneSize {
-            threads: settings.media_threads,
-            queue: settings.media_queue,
-            quantum: QUANTUM_BYTES,
-        };
+        let size =
+            LaneSize { threads: settings.media_threads, queue: settings.media_queue, quantum: QUANTUM_BYTES };
         let memory = MediaMemory { limit: settings.max_media_memory as u64, held: Mutex::default() };
         Self { lane: WorkLane::new(size), memory: Arc::new(memory) }
     }
@@ -212,6 +209,15 @@ impl MediaLease {
     }
 }
 
+/// Decodes items on this thread with the default limits, for fuzzers.
+#[cfg(feature = "fuzzing")]
+pub fn decode_now(media: Vec<Media>, model: &ServedModel, copies: u32) -> Result<DecodedMedia, Error> {
+    let settings = RouterSettings::default();
+    let memory = MediaPool::new(&settings).memory;
+    let lease = MediaLease { memory, share: Share::default(), bytes: 0, held: None };
+    decode_all(media, model, &settings, lease, copies)
+}
+
 /// Checks what can be checked before anything is decoded: the number of items, their kinds, formats and options.
 pub fn check(media: &[Media], model: &ServedModel, limits: &RouterSettings) -> Result<(), Error> {
     if let Some(item) = media.get(limits.max_media_items) {
@@ -239,7 +245,8 @@ fn kind_name(kind: MediaKind) -> String {
 }
 
 fn check_item(item: &Media, input: &MediaInput) -> Result<(), Error> {
-    let refused = |member: &str, message: String| Err(Error::invalid(format!("{}.{member}", item.path), message));
+    let refused =
+        |member: &str, message: String| Err(Error::invalid(format!("{}.{member}", item.path), message));
     let kind = kind_name(item.kind);
     let known: Vec<&str> = match (&input.form, item.kind) {
         (MediaForm::Bytes { .. }, _) => input.formats.iter().map(String::as_str).collect(),
@@ -308,7 +315,8 @@ fn decode_all(
         let input = input_of(&item, &inputs)?;
         let (path, fps) = (item.path.clone(), item.fps.unwrap_or(1.0));
         let frames = item.data.len();
-        let done = decode_item(item, input, &limits, &mut lease).map_err(|error| lease.refused(&path, error))?;
+        let done =
+            decode_item(item, input, &limits, &mut lease).map_err(|error| lease.refused(&path, error))?;
         limits.left = limits.left.saturating_sub(done.data.len());
         let times = match input.form {
             MediaForm::Pixels(pixels) if input.kind == MediaKind::Video && pixels.timestamps.is_some() => {
@@ -328,7 +336,8 @@ fn decode_all(
         let path = &decoded[error.item].0;
         Error::invalid(format!("{path}.{}", error.field), error.problem)
     })?;
-    let of_item = |((path, placeholder, times), (item, tokens))| DecodedItem { path, item, tokens, placeholder, times };
+    let of_item =
+        |((path, placeholder, times), (item, tokens))| DecodedItem { path, item, tokens, placeholder, times };
     let items = decoded.into_iter().zip(items.into_iter().zip(counts)).map(of_item).collect();
     Ok(DecodedMedia { items, lease: Some(lease) })
 }
@@ -405,7 +414,10 @@ fn decode_item(
 fn max_samples(clips: &ClipInput, limits: &Limits<'_>) -> usize {
     let chunk = clips.tokens_of_frames(clips.chunk as usize).max(1);
     let chunks = limits.tokens / chunk + 1;
-    chunks.saturating_mul(clips.chunk as usize).saturating_mul(clips.hop as usize).min(limits.left / SAMPLE_BYTES)
+    chunks
+        .saturating_mul(clips.chunk as usize)
+        .saturating_mul(clips.hop as usize)
+        .min(limits.left / SAMPLE_BYTES)
 }
 
 /// The size to which pictures or frames are resized.

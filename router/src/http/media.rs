@@ -96,13 +96,15 @@ fn data_url<'a>(name: &str, url: &'a str, kind: MediaKind) -> Result<(String, &'
     let refused = |problem: &str| Error::invalid(name, format!("{problem}: send the data, as {example}"));
     let scheme = url.split(':').next().unwrap_or_default();
     if !scheme.eq_ignore_ascii_case("data") {
-        let is_known = ["http", "https", "file", "ftp"].iter().any(|known| scheme.eq_ignore_ascii_case(known));
+        let is_known =
+            ["http", "https", "file", "ftp"].iter().any(|known| scheme.eq_ignore_ascii_case(known));
         return Err(match is_known {
             true => refused(&format!("is {}:, which is not fetched", scheme.to_ascii_lowercase())),
             false => refused("is no data URL"),
         });
     }
-    let (head, data) = url["data:".len()..].split_once(',').ok_or_else(|| refused("is a data URL without data"))?;
+    let (head, data) =
+        url["data:".len()..].split_once(',').ok_or_else(|| refused("is a data URL without data"))?;
     let mut parameters = head.split(';');
     let media_type = parameters.next().unwrap_or_default().trim().to_ascii_lowercase();
     if !parameters.any(|parameter| parameter.trim().eq_ignore_ascii_case("base64")) {

@@ -131,7 +131,8 @@ fn parts(path: &str, value: &RawValue, media: &mut Vec<Media>) -> Result<Vec<Con
             name => {
                 let Some(item) = media_parts::take(name, &path, &mut fields) else {
                     let known: Vec<&str> = ["text"].into_iter().chain(media_parts::part_types()).collect();
-                    let message = format!("{kind:?} is not supported: it must be one of {}", known.join(", "));
+                    let message =
+                        format!("{kind:?} is not supported: it must be one of {}", known.join(", "));
                     return Err(Error::invalid(fields.name("type"), message));
                 };
                 let item = item?;

@@ -89,7 +89,8 @@ pub(crate) fn encodings(
         }
     }
     let tokens = media_tokens(model.media(), &items);
-    let tokens = tokens.map_err(|error| Error::invalid(format!("media[{}]", error.item), error.to_string()))?;
+    let tokens =
+        tokens.map_err(|error| Error::invalid(format!("media[{}]", error.item), error.to_string()))?;
     for (index, (item, tokens)) in items.iter().zip(tokens).enumerate() {
         let in_runs = item.tokens();
         if in_runs != tokens as usize {

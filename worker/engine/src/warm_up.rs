@@ -5,8 +5,8 @@
 use tutti_kernels::{
     DeviceError, PageId, RowInputs, SampleRow, SamplingParams, SlotId, StepInputs, StepShape,
 };
-use tutti_proto::declaration::MediaForm;
 use tutti_models::{LogitRequests, LogitResults, Model};
+use tutti_proto::declaration::MediaForm;
 
 use crate::batch::BatchLimits;
 

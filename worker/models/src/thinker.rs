@@ -3,7 +3,8 @@
 use tutti_proto::{
     cluster::v1::{ElementType, MediaKind},
     declaration::{
-        DeclarationError, MediaForm, MediaInput, ModelDeclaration, NodeId, Plane, PlaneKind, Walk, WalkId, WalkKind,
+        DeclarationError, MediaForm, MediaInput, ModelDeclaration, NodeId, Plane, PlaneKind, Walk, WalkId,
+        WalkKind,
     },
 };
 

@@ -74,9 +74,10 @@ impl MediaInput {
         let tokens = self.check_shape(item)?;
         match self.form {
             MediaForm::Bytes { per_token } => checked(bytes.div_ceil(per_token.max(1) as usize) as u128),
-            MediaForm::Clips(_) if !bytes.is_multiple_of(SAMPLE_BYTES) => {
-                Err(("data", format!("has {bytes} bytes, which are no whole samples of {SAMPLE_BYTES} bytes")))
-            }
+            MediaForm::Clips(_) if !bytes.is_multiple_of(SAMPLE_BYTES) => Err((
+                "data",
+                format!("has {bytes} bytes, which are no whole samples of {SAMPLE_BYTES} bytes"),
+            )),
             MediaForm::Clips(clips) => match clips.tokens(bytes / SAMPLE_BYTES, longest) {
                 0 => Err(("data", "is too short: it has no frame".into())),
                 tokens => checked(tokens as u128),
@@ -91,7 +92,8 @@ impl MediaInput {
                     && frames <= last
                     && frames + u128::from(pixels.temporal) > last;
                 // A still picture has one frame, whatever the depth of a patch.
-                let fits = if item.kind() == pb::MediaKind::Video { is_whole } else { bytes as u128 == frame };
+                let fits =
+                    if item.kind() == pb::MediaKind::Video { is_whole } else { bytes as u128 == frame };
                 match (fits, tokens) {
                     (true, Some(tokens)) => Ok(tokens),
                     _ => Err(("data", format!("has {bytes} bytes, but a frame of the grid has {frame}"))),
@@ -116,7 +118,10 @@ impl MediaInput {
         match (self.form, &item.grid) {
             (MediaForm::Pixels(pixels), Some(grid)) => {
                 if !is_video && grid.frames != 1 {
-                    return Err(("grid", format!("has {} frames, but is that of a still picture", grid.frames)));
+                    return Err((
+                        "grid",
+                        format!("has {} frames, but is that of a still picture", grid.frames),
+                    ));
                 }
                 pixels.tokens(grid).map(Some).map_err(|problem| ("grid", problem))
             }
@@ -146,7 +151,9 @@ impl ModelDeclaration {
                 let own = prompt.get(range.clone()).filter(|tokens| !tokens.is_empty() && range.start >= end);
                 if own.is_none_or(|tokens| tokens.iter().any(|token| Some(*token) != placeholder)) {
                     let (first, tokens) = (run.first, run.tokens);
-                    let problem = format!("begins at {first}, but the prompt has no {tokens} placeholders of its own there");
+                    let problem = format!(
+                        "begins at {first}, but the prompt has no {tokens} placeholders of its own there"
+                    );
                     return Err(refused(at, problem));
                 }
                 end = range.end;
@@ -161,7 +168,8 @@ impl ModelDeclaration {
                 let at = |item: &pb::MediaItem| item.runs.iter().rposition(|run| run.first as usize == start);
                 let found = items.iter().enumerate().rev().find_map(|(index, item)| Some((index, at(item)?)));
                 let (item, run) = found.unwrap_or_default();
-                let problem = format!("begins at {start}, but the prompt has no placeholders of its own there");
+                let problem =
+                    format!("begins at {start}, but the prompt has no placeholders of its own there");
                 Err(RunError { item, run, problem })
             }
         }
@@ -223,7 +231,9 @@ impl PixelInput {
         let pb::MediaGrid { frames, height, width } = *grid;
         let axes = [frames, height, width];
         if axes.iter().any(|&axis| axis == 0 || axis > MAX_AXIS) {
-            return Err(format!("is {frames} × {height} × {width}, but each axis must be from 1 to {MAX_AXIS}"));
+            return Err(format!(
+                "is {frames} × {height} × {width}, but each axis must be from 1 to {MAX_AXIS}"
+            ));
         }
         let merge = self.merge.max(1);
         if !height.is_multiple_of(merge) || !width.is_multiple_of(merge) {
@@ -235,7 +245,8 @@ impl PixelInput {
 
     /// Bytes per frame of a grid that [`tokens`](Self::tokens) accepts.
     fn frame_bytes(&self, grid: &pb::MediaGrid) -> u128 {
-        [grid.height, self.patch, grid.width, self.patch].map(u128::from).into_iter().product::<u128>() * CHANNELS
+        [grid.height, self.patch, grid.width, self.patch].map(u128::from).into_iter().product::<u128>()
+            * CHANNELS
     }
 }
 

@@ -114,9 +114,7 @@ impl Message {
             (Shape::Text, content) => Value::from(content.joined()),
             (Shape::OnePart, content) => Value::from(vec![part(&content.joined())]),
             (Shape::List, Content::Text(text)) => Value::from(vec![part(text)]),
-            (Shape::List, Content::List(parts)) => {
-                parts.iter().map(any_part).collect::<Value>()
-            }
+            (Shape::List, Content::List(parts)) => parts.iter().map(any_part).collect::<Value>(),
         };
         let mut members = vec![("role", Value::from(self.role.as_str())), ("content", content)];
         members.extend(self.name.as_deref().map(|name| ("name", Value::from(name))));

@@ -98,7 +98,8 @@ impl Shapes {
         let shown = |probe: Message, shape: Shape| {
             // The other messages have a shape of their own, because roles may be read in different ways.
             let tries = [Shape::Text, Shape::List].map(|others| {
-                let other = |role: &str| Message::new(role, "other").shaped(others, ArgumentShape::Object, &[]);
+                let other =
+                    |role: &str| Message::new(role, "other").shaped(others, ArgumentShape::Object, &[]);
                 let conversation = match role {
                     "system" => vec![probe.shaped(shape, ArgumentShape::Object, &[]), other("user")],
                     "assistant" => {

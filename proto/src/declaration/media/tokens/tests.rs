@@ -75,7 +75,10 @@ fn items_that_do_not_fit_are_refused_by_field() {
     let film = pixels(video, 4, [2, 2, 2]);
     for (item, words) in [
         (with(&picture, |item| item.data.clear()), "0: data: is empty"),
-        (with(&picture, |item| item.data.truncate(9)), "0: data: has 9 bytes, but a frame of the grid has 18432"),
+        (
+            with(&picture, |item| item.data.truncate(9)),
+            "0: data: has 9 bytes, but a frame of the grid has 18432",
+        ),
         (with(&picture, |item| item.grid = None), "0: grid: is missing"),
         (with(&picture, |item| item.format = "png".into()), "0: format: is \"png\""),
         (with(&picture, |item| item.seconds_per_grid = Some(1.0)), "0: seconds_per_grid: belongs"),
@@ -108,7 +111,8 @@ fn items_that_do_not_fit_are_refused_by_field() {
 
 #[test]
 fn runs_are_placeholders_of_their_own() {
-    let model = ModelDeclaration { media: inputs(), ..ModelDeclaration::new(vec![], vec![], vec![]).unwrap() };
+    let model =
+        ModelDeclaration { media: inputs(), ..ModelDeclaration::new(vec![], vec![], vec![]).unwrap() };
     let prompt = [1, 7, 7, 2, 7, 7, 7];
     let item = |runs: &[[u32; 2]]| {
         let runs = runs.iter().map(|&[first, tokens]| pb::MediaRun { first, tokens }).collect();
