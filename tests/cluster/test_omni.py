@@ -54,6 +54,13 @@ def test_answers_do_not_depend_on_the_encoders_worker_or_on_chunks(start, model,
         assert answers(cluster, bodies) == expected, shape
 
 
+def test_two_ranks_are_bit_identical_to_two_ranks(start, model, tmp_path):
+    bodies, path = list(zoo())[1:5], tmp_path / "topology.toml"
+    path.write_text(DISAGGREGATED + "tp = 2\n")
+    colocated = start("--workers", 2, "--tp", 2, *model)
+    assert answers(start("--topology", path, *model), bodies) == answers(colocated, bodies)
+
+
 def test_usage_counts_the_tokens_of_media_and_hits_only_the_same_picture(start, model):
     cluster = start("--workers", 1, *model)
     usage = lambda seed: cluster.chat(**ask(text("A text of some length before the picture. "), image(png(128, 128, seed))))["usage"]

@@ -85,7 +85,7 @@ impl Digest {
     }
 }
 
-/// Everything that decides an item's embeddings and its positions, apart from other items.
+/// Everything that decides an item's embeddings and its positions, without other items.
 #[derive(Hash)]
 struct Shape<'a> {
     kind: i32,

@@ -399,7 +399,7 @@ pub struct ClipInput {
     /// Samples per frame.
     #[prost(uint32, tag = "2")]
     pub hop: u32,
-    /// Frames per chunk. Chunks are encoded apart, so the tokens of a clip are those of its chunks.
+    /// Frames per chunk. The tokens of a clip are those of its chunks.
     #[prost(uint32, tag = "3")]
     pub chunk: u32,
     /// Number of times that a chunk's frames are halved, rounded up, to its tokens.

@@ -104,7 +104,7 @@ fn media((index, media): (usize, pb::Media)) -> Result<Media, Error> {
         (true, _) => vec![data],
         (false, true) => frames,
         (false, false) => {
-            return Err(Error::invalid(format!("{path}.frames"), "cannot be given together with data"));
+            return Err(Error::invalid(format!("{path}.frames"), "cannot be given beside data"));
         }
     };
     Ok(Media { path, kind, format, data, fps, detail: Detail::Full })

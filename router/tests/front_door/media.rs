@@ -1,5 +1,5 @@
-//! Pictures, recordings and videos: content parts and gRPC's media become canonical items with expanded prompts, hostile
-//! ones are refused by name, and nobody else waits.
+//! Pictures, recordings and videos: content parts and gRPC's media become canonical items with expanded prompts,
+//! hostile ones are refused by name, and nobody else waits.
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};

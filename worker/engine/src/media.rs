@@ -233,9 +233,9 @@ fn rule(item: &pb::MediaItem, input: &MediaInput) -> Result<(Rule, Option<usize>
 fn marks(items: &[pb::MediaItem], model: &ModelDeclaration) -> Result<Vec<MediaMark>, Error> {
     let mut marks = Vec::with_capacity(items.len());
     for (index, item) in items.iter().enumerate() {
-        let together = model.media_input(item.kind()).is_some_and(|input| input.encoded_together);
+        let is_joint = model.media_input(item.kind()).is_some_and(|input| input.encoded_together);
         let is_first = !items[..index].iter().any(|other| other.kind == item.kind);
-        let marked = match together {
+        let marked = match is_joint {
             true if is_first => &items[index..],
             true => &[],
             false => &items[index..=index],

@@ -211,8 +211,8 @@ impl EngineHandle {
         &self.reporter.declaration
     }
 
-    /// Returns the kind and the number of the units that a graph with `send_to` sends: pages of its prefill, or units of
-    /// embeddings.
+    /// Returns the kind and the number of the units that a graph with `send_to` sends: pages of its prefill, or units
+    /// of embeddings.
     pub fn units_to_send(&self, graph: &pb::LaunchGraph) -> (UnitKind, usize) {
         let Some(spec) = &graph.spec else { return (UnitKind::Pages, 0) };
         if graph.walks.iter().any(|walk| self.reporter.declaration.encodes(WalkId(*walk))) {

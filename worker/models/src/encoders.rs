@@ -22,8 +22,8 @@ use crate::{
     with_encoders::{EncoderSet, MediaEncoder},
 };
 
-/// The most tokens of a call of an encoder. It bounds the buffers, and the time for which a call stops all other work of
-/// its worker: attention over a picture is quadratic.
+/// The most tokens of a call of an encoder. It bounds the buffers, and the time for which a call stops all other work
+/// of its worker: attention over a picture is quadratic.
 const MAX_CALL_TOKENS: usize = 4096;
 
 /// A family's rules of media.
@@ -38,7 +38,8 @@ pub(crate) struct EncoderRules {
 pub(crate) enum VideoRule {
     /// One run of tokens, whose positions follow the time. The limit of pixels is that of a frame.
     Timed,
-    /// A run of tokens per patch of frames, behind the text of its time. The limit of pixels is that of the whole video.
+    /// A run of tokens per patch of frames, behind the text of its time. The limit of pixels is that of the whole
+    /// video.
     Stamped,
 }
 
@@ -70,8 +71,8 @@ struct Audio {
 }
 
 impl Encoders {
-    /// Reads the encoders of a checkpoint. `top` holds their objects. `None` if the checkpoint has no encoder or no file
-    /// that says how media are prepared, or if the device has no operations of encoders: the model then takes text
+    /// Reads the encoders of a checkpoint. `top` holds their objects. `None` if the checkpoint has no encoder or no
+    /// file that says how media are prepared, or if the device has no operations of encoders: the model then takes text
     /// alone. A worker that is to hold an encoder by name is refused instead.
     pub fn read<D: Encoder>(
         checkpoint: Checkpoint<'_>,

@@ -62,8 +62,8 @@ const YELLOW: [u8; 3] = [220, 220, 40];
 
 #[track_caller]
 fn near(found: [[u8; 3]; 4], expected: [[u8; 3]; 4], most: u8) {
-    let apart = |(a, b): (&u8, &u8)| a.abs_diff(*b);
-    let differences = found.as_flattened().iter().zip(expected.as_flattened()).map(apart);
+    let difference = |(a, b): (&u8, &u8)| a.abs_diff(*b);
+    let differences = found.as_flattened().iter().zip(expected.as_flattened()).map(difference);
     assert!(differences.max() <= Some(most), "{found:?}, not {expected:?}");
 }
 
