@@ -5,7 +5,10 @@ mod media;
 
 use std::fmt;
 
-pub use self::media::{EncoderCall, EncoderCallError, MediaInput};
+pub use self::media::{
+    ClipInput, EncoderCall, EncoderCallError, MediaForm, MediaInput, MediaItemError, PixelCount, PixelInput,
+    RunError, Timestamps, media_tokens,
+};
 use crate::cluster::v1 as pb;
 
 /// A node, which is a part of a model. The number is the node's index in the model's declaration.
@@ -109,7 +112,7 @@ impl PlaneKind {
 }
 
 /// A model's nodes, walks, planes and media. Every index of a node or a walk is in range.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ModelDeclaration {
     nodes: Vec<String>,
     walks: Vec<Walk>,
@@ -199,10 +202,8 @@ impl ModelDeclaration {
                 "is declared twice"
             } else if !atomic {
                 "is encoded by a walk that is not atomic"
-            } else if input.bytes_per_token == 0 || input.width == 0 {
-                "has tokens of no bytes, or embeddings of no width"
-            } else if input.max_call_tokens == Some(0) {
-                "has an encoder that takes no tokens"
+            } else if let Some(problem) = input.problem() {
+                problem
             } else {
                 continue;
             };

@@ -49,7 +49,7 @@ impl Held {
 }
 
 /// The part of the limit that large requests together may hold.
-fn for_large(limit: u64) -> u64 {
+pub fn for_large(limit: u64) -> u64 {
     limit - limit / RESERVED_FRACTION
 }
 
@@ -81,6 +81,19 @@ impl Bound {
         let held = Held::new(limit, share, amount);
         self.add(&held);
         held
+    }
+
+    /// Holds another amount in place of one. If there is no room for it, `Err` is the amount held before.
+    pub fn change(&mut self, limit: u64, held: Held, amount: u64) -> Result<Held, Held> {
+        let (share, before) = (held.share, Held { ..held });
+        self.leave(held);
+        match self.enter(limit, share, amount) {
+            Some(held) => Ok(held),
+            None => {
+                self.add(&before);
+                Err(before)
+            }
+        }
     }
 
     fn add(&mut self, held: &Held) {

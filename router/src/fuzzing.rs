@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock};
 
 use tutti_proto::{
     cluster::v1::{self as pb, MediaKind},
-    declaration::{MediaInput, ModelDeclaration, NodeId, Walk, WalkId, WalkKind},
+    declaration::{MediaForm, MediaInput, ModelDeclaration, NodeId, Walk, WalkId, WalkKind},
     parameters::SamplingParams,
     v1::{self, Sampling},
 };
@@ -60,7 +60,7 @@ pub fn model() -> pb::ModelDescription {
         kind: MediaKind::Audio,
         walk: WalkId(3),
         placeholder: 263,
-        bytes_per_token: 4,
+        form: MediaForm::Bytes { per_token: 4 },
         width: 4,
         formats: vec!["wav".into(), "mp3".into()],
         encoded_together: true,

@@ -6,6 +6,7 @@ mod arrival;
 mod attempts;
 mod choice;
 mod conversation;
+mod decode;
 mod finish;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
@@ -28,5 +29,5 @@ pub use finish::{CallCounts, Finish, Reason};
 pub use generator::Generator;
 pub use prompts::{EncodedPrompt, Length, to_tokens};
 pub use reading::{Reading, Tool, ToolChoice};
-pub use request::{GenerationRequest, Media, Output, Prompt, Stopping};
+pub use request::{Detail, GenerationRequest, Media, Output, Prompt, Stopping};
 pub use stream::{Generation, GenerationInfo, Usage};

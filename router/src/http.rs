@@ -15,6 +15,7 @@ pub mod fuzzing;
 mod history;
 mod json_values;
 mod logprobs;
+mod media;
 mod messages;
 mod models;
 mod origin;
@@ -47,7 +48,10 @@ use http_body::Frame;
 use tracing::Instrument;
 use tutti_runtime::{CLIENT_LEFT, Error, ErrorKind, request_id::XRequestId, serve::Standing};
 
-use self::{body::BodyReader, error::ApiError};
+use self::{
+    body::{BodyReader, RequestBody},
+    error::ApiError,
+};
 use crate::{
     access::{AccessLog, NO_ROUTE, RecordedBody, RequestRecord, Status},
     generation::Generator,
@@ -59,7 +63,7 @@ use crate::{
     metrics::RouterMetrics,
     page,
     text::pool::{IN_PLACE_BYTES, Lane, TextWork},
-    uploads::Uploads,
+    uploads::{Upload, Uploads},
 };
 
 /// State shared by all routes.
@@ -100,13 +104,24 @@ impl Api {
         T: Send + 'static,
         F: FnOnce(&[u8]) -> Result<T, Error> + Send + 'static,
     {
+        Ok(self.parse_held(request, parse).await?.0)
+    }
+
+    /// As [`Self::parse`], with the body's reservation of memory, for what is kept of the body.
+    async fn parse_held<T, F>(&self, request: Request, parse: F) -> Result<(T, Upload), Error>
+    where
+        T: Send + 'static,
+        F: FnOnce(&[u8]) -> Result<T, Error> + Send + 'static,
+    {
         let share = Entry::of(request.extensions()).share();
-        let body = self.bodies.read(request).await?;
-        if body.bytes.len() <= IN_PLACE_BYTES {
-            return parse(&body.bytes);
+        let RequestBody { bytes, upload } = self.bodies.read(request).await?;
+        if bytes.len() <= IN_PLACE_BYTES {
+            return Ok((parse(&bytes)?, upload));
         }
-        let work = TextWork { lane: Lane::Parse, share, bytes: body.bytes.len() };
-        self.generator.on_text(work, move || parse(&body.bytes)).await?
+        let work = TextWork { lane: Lane::Parse, share, bytes: bytes.len() };
+        // A request that is cancelled drops the reservation only when its body is parsed.
+        let parse = move || parse(&bytes).map(|parsed| (parsed, upload));
+        self.generator.on_text(work, parse).await?
     }
 }
 

@@ -226,8 +226,9 @@ impl ServedText {
             return Ok(Self { tokenizer: None, template: None, defaults, dialect: ModelDialect::default() });
         }
         let Some(json) = &files.tokenizer else {
-            let message =
-                "the checkpoint has no tokenizer.json; with skip_tokenizer_init it is served by token ids";
+            let message = "the checkpoint has no tokenizer.json; transformers writes one with \
+                           AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER), and with skip_tokenizer_init \
+                           the model is served by token ids";
             return Err(Error::invalid("tokenizer", message));
         };
         let config =

@@ -68,6 +68,22 @@ settings! {
             tokenizer_threads: usize = default_tokenizer_threads(), unit "N", default "half of the cores, 1 to 8", at least 1;
             /// Texts that may wait for a thread that tokenises.
             tokenizer_queue: usize = 512, unit "N", at least 1;
+            /// Pictures, recordings and videos of one request.
+            max_media_items: usize = 64, unit "N", at least 1, changes live;
+            /// Bytes of a request's media once they are decoded and resized: 3 per pixel, 4 per sample at 16 kHz. Media
+            /// and the rest of a request must fit in one message of 64 MiB to a conductor.
+            max_media_bytes: usize = 48 << 20, unit "BYTES", at least 1, changes live;
+            /// Pixels of a picture or a frame before it is resized.
+            max_media_pixels: usize = 32 << 20, unit "N", at least 1, changes live;
+            /// Time that decoding one item may take.
+            media_timeout_ms: u32 = 5_000, unit "MS", at least 1, changes live;
+            /// Memory for media that are decoded, and for decoded media of requests in progress. A request that finds
+            /// no room in it is refused for now.
+            max_media_memory: usize = 1 << 30, unit "BYTES", at least 1;
+            /// Threads that decode media. Texts never wait for them.
+            media_threads: usize = default_tokenizer_threads(), unit "N", default "half of the cores, 1 to 8", at least 1;
+            /// Requests whose media may wait for a thread that decodes.
+            media_queue: usize = 64, unit "N", at least 1;
         }
     }
 }

@@ -60,7 +60,7 @@ impl Cluster {
         let model = self.state.lock().membership.model_view()?;
         let mut spec = spec.check(&generated, &model.description.request_limits())?;
         let encoders = media::check(&spec, &model.declaration)?;
-        self.digest.of(spec.media_mut());
+        self.digest.of(spec.media_mut(), &model.declaration);
         // All media of one kind have the same placeholder tokens. Prompts with different media may therefore have equal
         // tokens, so prompts with media are not compared.
         let comparable = model.has_choice && !self.limits.engine.no_prefix_cache && encoders.is_empty();

@@ -1,45 +1,31 @@
 //! Validation of a request's media: kinds, formats, sizes, and their placeholders in the prompt.
 
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, Hash, RandomState};
 
 use tutti_proto::{
     RequestParts,
     cluster::v1 as pb,
-    declaration::{ModelDeclaration, WalkId},
+    declaration::{ModelDeclaration, WalkId, media_tokens},
 };
 use tutti_runtime::Error;
 
 /// Refuses media that the model cannot encode. Returns the walks (named passes over the model's nodes) that encode the
 /// media, each walk once.
 pub fn check(spec: &RequestParts, model: &ModelDeclaration) -> Result<Vec<WalkId>, Error> {
-    let mut walks = Vec::new();
-    let mut end = 0;
-    for (index, item) in spec.media.iter().enumerate() {
-        let refused = |why: String| Error::invalid(format!("media[{index}]"), why);
-        let kind = item.kind().as_str_name().to_lowercase();
-        let input = model.media_input(item.kind());
-        let input = input.ok_or_else(|| refused(format!("is {kind}, which the model does not take")))?;
-        if !input.formats.contains(&item.format) {
-            let (format, known) = (&item.format, input.formats.join(", "));
-            return Err(refused(format!("format: is {format:?}, but {kind} must be one of {known}")));
+    let tokens = media_tokens(model.media(), &spec.media);
+    let tokens = tokens
+        .map_err(|error| Error::invalid(format!("media[{}].{}", error.item, error.field), error.problem))?;
+    for (index, (item, tokens)) in spec.media.iter().zip(tokens).enumerate() {
+        let in_runs = item.tokens();
+        if in_runs != tokens as usize {
+            let message = format!("have {in_runs} tokens, but the item has {tokens}");
+            return Err(Error::invalid(format!("media[{index}].runs"), message));
         }
-        let (bytes, tokens) = (item.data.len(), item.tokens as usize);
-        if bytes == 0 {
-            return Err(refused("data: is empty".into()));
-        }
-        if input.tokens(bytes) != tokens {
-            let wanted = input.tokens(bytes);
-            return Err(refused(format!("tokens: is {tokens}, but {bytes} bytes are {wanted} tokens")));
-        }
-        let (first, placeholder) = (item.first as usize, input.placeholder);
-        let stands = spec.prompt.get(first..first.saturating_add(tokens));
-        if first < end || stands.is_none_or(|tokens| tokens.iter().any(|token| *token != placeholder)) {
-            let message =
-                format!("first: is {first}, but the prompt has no {tokens} placeholders of its own there");
-            return Err(refused(message));
-        }
-        end = first + tokens;
     }
+    model
+        .check_runs(&spec.prompt, &spec.media)
+        .map_err(|error| Error::invalid(error.field(), error.problem))?;
+    let mut walks = Vec::new();
     let calls = model.encoder_calls(&spec.media);
     for call in calls.map_err(|error| Error::invalid(error.field(), error.to_string()))? {
         if !walks.contains(&call.walk) {
@@ -55,7 +41,7 @@ pub fn check(spec: &RequestParts, model: &ModelDeclaration) -> Result<Vec<WalkId
 fn check_placeholders(spec: &RequestParts, model: &ModelDeclaration) -> Result<(), Error> {
     let is_placeholder = |token: &&u32| model.media().iter().any(|input| input.placeholder == **token);
     let placeholders = spec.prompt.iter().filter(is_placeholder).count();
-    let tokens: usize = spec.media.iter().map(|item| item.tokens as usize).sum();
+    let tokens: usize = spec.media.iter().map(|item| item.tokens()).sum();
     if placeholders == tokens {
         return Ok(());
     }
@@ -66,19 +52,59 @@ fn check_placeholders(spec: &RequestParts, model: &ModelDeclaration) -> Result<(
     Err(Error::invalid("prompt", message))
 }
 
-/// Computes digests of media. Equal data has equal digests. The keys are random per process, so that no client can
-/// construct two items with the same digest.
+/// Computes digests of media. Items have equal digests if everything that decides their embeddings and positions is
+/// equal. The keys are random per process, so that no client can construct two items with the same digest.
 #[derive(Debug, Default)]
 pub struct Digest {
     keys: [RandomState; 2],
 }
 
 impl Digest {
-    /// Sets each item's digest.
-    pub fn of(&self, media: &mut [pb::MediaItem]) {
-        for item in media {
-            let data = (item.kind, &item.format, &item.data);
-            item.digest = self.keys.iter().flat_map(|key| key.hash_one(data).to_le_bytes()).collect();
+    /// Sets each item's digest. An item that is encoded together with others has these others in its digest.
+    pub fn of(&self, media: &mut [pb::MediaItem], model: &ModelDeclaration) {
+        let alone: Vec<Vec<u8>> = media.iter().map(|item| self.digest(&Shape::of(item))).collect();
+        let joint =
+            |item: &pb::MediaItem| model.media_input(item.kind()).is_some_and(|input| input.encoded_together);
+        for index in 0..media.len() {
+            let kind = media[index].kind;
+            let others = media.iter().zip(&alone).filter(|(other, _)| other.kind == kind);
+            let digest = match joint(&media[index]) {
+                true => {
+                    let (others, own): (Vec<&Vec<u8>>, _) =
+                        (others.map(|(_, digest)| digest).collect(), &alone[index]);
+                    self.digest(&(own, others))
+                }
+                false => alone[index].clone(),
+            };
+            media[index].digest = digest;
+        }
+    }
+
+    fn digest(&self, value: &impl Hash) -> Vec<u8> {
+        self.keys.iter().flat_map(|key| key.hash_one(value).to_le_bytes()).collect()
+    }
+}
+
+/// Everything that decides an item's embeddings and its positions, without other items.
+#[derive(Hash)]
+struct Shape<'a> {
+    kind: i32,
+    format: &'a str,
+    data: &'a [u8],
+    grid: Option<[u32; 3]>,
+    seconds_per_grid: Option<u32>,
+}
+
+impl<'a> Shape<'a> {
+    fn of(item: &'a pb::MediaItem) -> Self {
+        let pb::MediaItem { kind, format, data, digest: _, runs: _, grid, seconds_per_grid } = item;
+        let axes = |grid: pb::MediaGrid| [grid.frames, grid.height, grid.width];
+        Self {
+            kind: *kind,
+            format,
+            data,
+            grid: grid.map(axes),
+            seconds_per_grid: seconds_per_grid.map(f32::to_bits),
         }
     }
 }

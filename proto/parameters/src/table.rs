@@ -394,8 +394,8 @@ static REST: &[Parameter] = &[
         .note("special tokens in them are [text](security.md#text-and-control-tokens)"),
     parameter("role", &[Message], Kind::Text).absent(Absent::Refused),
     parameter("content", &[Message], Kind::Content).absent(Absent::Refused).note(
-        "parts are `text`, which become lines unless the template reads parts, and `input_audio` where the [model takes \
-         it](topologies.md#encoders); an assistant's may be null",
+        "parts are `text`, which become lines unless the template reads parts, and [media](media.md) where the model takes \
+         them: `image_url`, `input_audio`, `audio_url`, `video_url`; an assistant's may be null",
     ),
     parameter("name", &[Message], Kind::Text),
     parameter("tool_calls", &[Message], Kind::Objects).note(

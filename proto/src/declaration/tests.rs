@@ -33,8 +33,8 @@ fn thinker() -> ModelDeclaration {
 fn audio(walk: u32) -> MediaInput {
     let (kind, walk, formats) = (pb::MediaKind::Audio, WalkId(walk), vec!["wav".into()]);
     let (encoded_together, max_call_tokens) = (false, None);
-    let (placeholder, bytes_per_token, width) = (7, 64, 8);
-    MediaInput { kind, walk, placeholder, bytes_per_token, width, formats, encoded_together, max_call_tokens }
+    let (placeholder, form, width) = (7, MediaForm::Bytes { per_token: 64 }, 8);
+    MediaInput { kind, walk, placeholder, form, width, formats, encoded_together, max_call_tokens }
 }
 
 fn omni() -> ModelDeclaration {
@@ -63,15 +63,20 @@ fn media_have_an_atomic_walk_and_are_declared_once() {
     assert!(problem(vec![MediaInput { width: 0, ..audio(3) }]).contains("no width"));
     let takes_none = MediaInput { max_call_tokens: Some(0), ..audio(3) };
     assert!(problem(vec![takes_none]).contains("takes no tokens"));
-    assert_eq!((audio(3).tokens(1), audio(3).tokens(64), audio(3).tokens(65)), (1, 1, 2));
 }
 
 #[test]
 fn items_are_encoded_one_by_one_or_all_in_one_call_within_the_limit_of_the_encoder() {
-    let item =
-        |tokens| pb::MediaItem { kind: pb::MediaKind::Audio.into(), tokens, ..pb::MediaItem::default() };
+    let item = |tokens| {
+        let runs = vec![pb::MediaRun { first: 0, tokens }];
+        pb::MediaItem { kind: pb::MediaKind::Audio.into(), runs, ..pb::MediaItem::default() }
+    };
     let items = [item(2), item(5), item(3)];
-    let call = |items: std::ops::Range<usize>, tokens| EncoderCall { walk: WalkId(3), items, tokens };
+    let call = |items: std::ops::Range<usize>, tokens| EncoderCall {
+        walk: WalkId(3),
+        items: items.collect(),
+        tokens,
+    };
     let calls = |encoded_together, max_call_tokens| {
         let input = MediaInput { encoded_together, max_call_tokens, ..audio(3) };
         let calls = omni().with_media(vec![input]).unwrap().encoder_calls(&items);

@@ -58,26 +58,55 @@ pub struct TraceContext {
     #[prost(string, tag = "3")]
     pub tracestate: ::prost::alloc::string::String,
 }
-/// A media item and its position in the prompt.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+/// A media item and its positions in the prompt.
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct MediaItem {
     #[prost(enumeration = "MediaKind", tag = "1")]
     pub kind: i32,
-    /// Format of the data, as the model's declaration spells it.
+    /// Format of the data, as the model's declaration spells it. Empty if the declaration has no formats, and the data are
+    /// in the canonical form of the item's kind: MediaInput says which.
     #[prost(string, tag = "2")]
     pub format: ::prost::alloc::string::String,
     /// Absent if another worker encodes the item.
     #[prost(bytes = "vec", tag = "3")]
     pub data: ::prost::alloc::vec::Vec<u8>,
-    /// Index in the prompt of the item's first placeholder token.
-    #[prost(uint32, tag = "4")]
-    pub first: u32,
-    /// Number of the item's placeholder tokens.
-    #[prost(uint32, tag = "5")]
-    pub tokens: u32,
-    /// 16-byte digest of the data, set by the conductor. Prefix caches compare it, since a prompt's planes depend on it.
+    /// 16-byte digest of everything that decides the item's embeddings and positions, set by the conductor. Prefix caches
+    /// compare it, since a prompt's planes depend on it.
     #[prost(bytes = "vec", tag = "6")]
     pub digest: ::prost::alloc::vec::Vec<u8>,
+    /// The item's placeholder tokens, ascending. One run is usual. A video has several if text stands between its frames,
+    /// or if its tokens take turns with those of its sound.
+    #[prost(message, repeated, tag = "7")]
+    pub runs: ::prost::alloc::vec::Vec<MediaRun>,
+    /// The grid of patches. Absent unless the item is an image or a video of a model that declares PixelInput.
+    #[prost(message, optional, tag = "8")]
+    pub grid: ::core::option::Option<MediaGrid>,
+    /// Seconds from one patch of frames to the next, above 0 and at most 3,600. Present exactly if the item is a video.
+    #[prost(float, optional, tag = "9")]
+    pub seconds_per_grid: ::core::option::Option<f32>,
+}
+/// Consecutive placeholder tokens of one item.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MediaRun {
+    /// Index in the prompt of the first token.
+    #[prost(uint32, tag = "1")]
+    pub first: u32,
+    /// Number of tokens, at least 1.
+    #[prost(uint32, tag = "2")]
+    pub tokens: u32,
+}
+/// The patches of an image or a video. The height and the width are multiples of PixelInput.merge.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MediaGrid {
+    /// Number of patches along time: 1 for an image, and frames divided by PixelInput.temporal, rounded up, for a video.
+    #[prost(uint32, tag = "1")]
+    pub frames: u32,
+    /// Lines of patches.
+    #[prost(uint32, tag = "2")]
+    pub height: u32,
+    /// Patches per line.
+    #[prost(uint32, tag = "3")]
+    pub width: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Stopping {
@@ -158,6 +187,8 @@ pub struct Fault {
 pub enum MediaKind {
     Unspecified = 0,
     Audio = 1,
+    Image = 2,
+    Video = 3,
 }
 impl MediaKind {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -168,6 +199,8 @@ impl MediaKind {
         match self {
             Self::Unspecified => "MEDIA_KIND_UNSPECIFIED",
             Self::Audio => "AUDIO",
+            Self::Image => "IMAGE",
+            Self::Video => "VIDEO",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -175,6 +208,8 @@ impl MediaKind {
         match value {
             "MEDIA_KIND_UNSPECIFIED" => Some(Self::Unspecified),
             "AUDIO" => Some(Self::Audio),
+            "IMAGE" => Some(Self::Image),
+            "VIDEO" => Some(Self::Video),
             _ => None,
         }
     }
@@ -313,7 +348,7 @@ pub struct ModelDeclaration {
     pub media: ::prost::alloc::vec::Vec<MediaInput>,
 }
 /// A kind of media that a model accepts.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct MediaInput {
     #[prost(enumeration = "MediaKind", tag = "1")]
     pub kind: i32,
@@ -324,13 +359,10 @@ pub struct MediaInput {
     /// The token id that stands in a prompt for each token of an item.
     #[prost(uint32, tag = "3")]
     pub placeholder_token_id: u32,
-    /// Bytes of data per token of an item. The last token may cover fewer.
-    #[prost(uint32, tag = "4")]
-    pub bytes_per_token: u32,
-    /// Elements per embedding.
+    /// Elements per row of a token: its embedding, and the features that deepstack adds behind further layers.
     #[prost(uint32, tag = "5")]
     pub width: u32,
-    /// Accepted formats of the data.
+    /// Accepted formats of the data. Empty for clips and pixels, whose form is canonical.
     #[prost(string, repeated, tag = "6")]
     pub formats: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// True if one call of the encoder takes all items of a request, because an item's embeddings depend on the others.
@@ -339,6 +371,81 @@ pub struct MediaInput {
     /// Maximum number of tokens per call of the encoder. Absent if the encoder has no limit.
     #[prost(uint32, optional, tag = "8")]
     pub max_call_tokens: ::core::option::Option<u32>,
+    /// Form of an item's data on the wire, which decides the number of its tokens.
+    #[prost(oneof = "media_input::Form", tags = "4, 9, 10")]
+    pub form: ::core::option::Option<media_input::Form>,
+}
+/// Nested message and enum types in `MediaInput`.
+pub mod media_input {
+    /// Form of an item's data on the wire, which decides the number of its tokens.
+    #[derive(Clone, Copy, PartialEq, ::prost::Oneof)]
+    pub enum Form {
+        /// Any bytes, in one of the formats: bytes per token of an item. The last token may cover fewer.
+        #[prost(uint32, tag = "4")]
+        BytesPerToken(u32),
+        #[prost(message, tag = "9")]
+        Clips(super::ClipInput),
+        #[prost(message, tag = "10")]
+        Pixels(super::PixelInput),
+    }
+}
+/// Sound as samples of one channel: finite floats of 32 bits, little-endian. All clips of a request are padded to the
+/// longest, so a clip's number of tokens depends on the others.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ClipInput {
+    /// Samples per second.
+    #[prost(uint32, tag = "1")]
+    pub rate: u32,
+    /// Samples per frame.
+    #[prost(uint32, tag = "2")]
+    pub hop: u32,
+    /// Frames per chunk. The tokens of a clip are those of its chunks.
+    #[prost(uint32, tag = "3")]
+    pub chunk: u32,
+    /// Number of times that a chunk's frames are halved, rounded up, to its tokens.
+    #[prost(uint32, tag = "4")]
+    pub halvings: u32,
+    /// Fewest samples of a request's longest clip.
+    #[prost(uint32, tag = "5")]
+    pub shortest: u32,
+}
+/// Images and frames as pixels: red, green and blue, 8 bits each, line by line, frame by frame, already resized to whole
+/// patches. A token is a square of merge × merge patches.
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct PixelInput {
+    /// Pixels per side of a patch.
+    #[prost(uint32, tag = "1")]
+    pub patch: u32,
+    /// Patches per side of a token.
+    #[prost(uint32, tag = "2")]
+    pub merge: u32,
+    /// Frames per patch.
+    #[prost(uint32, tag = "3")]
+    pub temporal: u32,
+    /// Smallest number of pixels after resizing.
+    #[prost(uint64, tag = "4")]
+    pub shortest_edge: u64,
+    /// Largest number of pixels after resizing.
+    #[prost(uint64, tag = "5")]
+    pub longest_edge: u64,
+    /// Pixels that the two limits count.
+    #[prost(enumeration = "PixelCount", tag = "6")]
+    pub counted: i32,
+    /// Positions per second of a video. 0 if time does not move positions.
+    #[prost(float, tag = "7")]
+    pub positions_per_second: f32,
+    /// Text between the frames of a video. Absent if a video is one run of tokens.
+    #[prost(message, optional, tag = "8")]
+    pub timestamps: ::core::option::Option<Timestamps>,
+}
+/// Each patch of frames is a run of its own, behind the text `<%.1f seconds>` (the mean of the times of its first and its
+/// last frame) and the first sentinel, and in front of the second.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Timestamps {
+    #[prost(uint32, tag = "1")]
+    pub begin_token_id: u32,
+    #[prost(uint32, tag = "2")]
+    pub end_token_id: u32,
 }
 /// A component of the model with its own weights.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -399,6 +506,37 @@ pub struct PagedPlane {
 pub struct SlotPlane {
     #[prost(uint64, tag = "1")]
     pub bytes: u64,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum PixelCount {
+    Unspecified = 0,
+    /// Those of one frame.
+    PerFrame = 1,
+    /// Those of all frames of a video, its number of frames rounded up to whole patches.
+    AllFrames = 2,
+}
+impl PixelCount {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "PIXEL_COUNT_UNSPECIFIED",
+            Self::PerFrame => "PER_FRAME",
+            Self::AllFrames => "ALL_FRAMES",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "PIXEL_COUNT_UNSPECIFIED" => Some(Self::Unspecified),
+            "PER_FRAME" => Some(Self::PerFrame),
+            "ALL_FRAMES" => Some(Self::AllFrames),
+            _ => None,
+        }
+    }
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]

@@ -21,7 +21,8 @@ pub struct GenerateRequest {
     #[prost(sint32, tag = "10")]
     pub priority: i32,
     /// Media items, in the order in which they appear in the prompt. The prompt has one of the model's placeholder tokens
-    /// for each item; in a text prompt or chat message it has the placeholder's text.
+    /// for each item; in a text prompt or chat message it has the placeholder's text. Token ids have one for each patch of
+    /// frames of a video, if the model has the times of frames between them.
     #[prost(message, repeated, tag = "11")]
     pub media: ::prost::alloc::vec::Vec<Media>,
     /// Only requests with the same API key and the same salt share cached prefixes. If present, it must not be empty.
@@ -46,15 +47,23 @@ pub mod generate_request {
         Chat(super::Chat),
     }
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Media {
     #[prost(enumeration = "media::Kind", tag = "1")]
     pub kind: i32,
-    /// Format of the data, such as "wav".
+    /// Format of the data: wav, mp3 or flac of audio, png, jpeg or webp of images and of the frames of videos, unless the
+    /// model takes others.
     #[prost(string, tag = "2")]
     pub format: ::prost::alloc::string::String,
+    /// The file. Empty if there are frames.
     #[prost(bytes = "vec", tag = "3")]
     pub data: ::prost::alloc::vec::Vec<u8>,
+    /// The frames of a video, each a file.
+    #[prost(bytes = "vec", repeated, tag = "4")]
+    pub frames: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
+    /// Frames per second of a video. Required for two frames or more.
+    #[prost(float, optional, tag = "5")]
+    pub fps: ::core::option::Option<f32>,
 }
 /// Nested message and enum types in `Media`.
 pub mod media {
@@ -73,6 +82,8 @@ pub mod media {
     pub enum Kind {
         Unspecified = 0,
         Audio = 1,
+        Image = 2,
+        Video = 3,
     }
     impl Kind {
         /// String value of the enum field names used in the ProtoBuf definition.
@@ -83,6 +94,8 @@ pub mod media {
             match self {
                 Self::Unspecified => "KIND_UNSPECIFIED",
                 Self::Audio => "AUDIO",
+                Self::Image => "IMAGE",
+                Self::Video => "VIDEO",
             }
         }
         /// Creates an enum from field names used in the ProtoBuf definition.
@@ -90,6 +103,8 @@ pub mod media {
             match value {
                 "KIND_UNSPECIFIED" => Some(Self::Unspecified),
                 "AUDIO" => Some(Self::Audio),
+                "IMAGE" => Some(Self::Image),
+                "VIDEO" => Some(Self::Video),
                 _ => None,
             }
         }

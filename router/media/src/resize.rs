@@ -76,6 +76,49 @@ impl SizeLimits {
     }
 }
 
+impl SizeLimits {
+    /// The size to which the frames of a video are resized if the limits count the pixels of all frames, as in
+    /// transformers `models/qwen3_vl/video_processing_qwen3_vl.py` (`smart_resize`). `per_patch` is the number of
+    /// frames per patch. A video of fewer frames repeats its last.
+    pub fn video_size(
+        &self,
+        frames: usize,
+        per_patch: usize,
+        [height, width]: Pixels,
+    ) -> Result<Pixels, SizeError> {
+        let (mut sides, factor) = ([height as f64, width as f64], self.factor as f64);
+        if height.min(width) == 0 {
+            return Err(SizeError::Empty);
+        }
+        // A frame that is smaller than a token is made larger first.
+        if sides.iter().any(|side| *side < factor) {
+            let scale = (factor / sides[0]).max(factor / sides[1]);
+            sides = sides.map(|side| (side * scale).floor());
+        }
+        let (shorter, longer) = (sides[0].min(sides[1]), sides[0].max(sides[1]));
+        if longer / shorter > MAX_ASPECT as f64 {
+            return Err(SizeError::Aspect);
+        }
+        let (per_patch, frames) = (per_patch.max(1) as f64, frames.max(per_patch) as f64);
+        let patches = (frames / per_patch).round_ties_even() * per_patch;
+        let near = sides.map(|side| (side / factor).round_ties_even() * factor);
+        let pixels = patches * near[0] * near[1];
+        let sides = if pixels > self.most as f64 {
+            let shrink = (frames * sides[0] * sides[1] / self.most as f64).sqrt();
+            sides.map(|side| ((side / shrink / factor).floor() * factor).max(factor))
+        } else if pixels < self.least as f64 {
+            let grow = (self.least as f64 / (frames * sides[0] * sides[1])).sqrt();
+            sides.map(|side| (side * grow / factor).ceil() * factor)
+        } else {
+            near
+        };
+        match sides.iter().all(|side| (1.0..=self.most as f64).contains(side)) {
+            true => Ok(sides.map(|side| side as usize)),
+            false => Err(SizeError::Limits),
+        }
+    }
+}
+
 /// The coefficients of one output pixel.
 struct Coefficients {
     /// The first input pixel.
@@ -86,6 +129,16 @@ struct Coefficients {
 /// Resizes pixels, `[height, width, 3]`, from one size to another. Returns `None` if there are not as many pixels as
 /// `from` says, if a side has none, or if a size has too many bytes to count. The caller bounds the memory of `to`.
 pub fn resize(pixels: &[u8], from: Pixels, to: Pixels) -> Option<Vec<u8>> {
+    resize_until(pixels, from, to, &|| false)
+}
+
+/// As [`resize`], until `is_late` is true at the beginning of a line.
+pub(crate) fn resize_until(
+    pixels: &[u8],
+    from: Pixels,
+    to: Pixels,
+    is_late: &dyn Fn() -> bool,
+) -> Option<Vec<u8>> {
     let wanted = from[0].checked_mul(from[1])?.checked_mul(CHANNELS)?;
     if pixels.len() != wanted || from.contains(&0) || to.contains(&0) {
         return None;
@@ -93,8 +146,8 @@ pub fn resize(pixels: &[u8], from: Pixels, to: Pixels) -> Option<Vec<u8>> {
     for [height, width] in [to, [from[0], to[1]]] {
         height.checked_mul(width)?.checked_mul(CHANNELS)?;
     }
-    let lines = resample(pixels, from, to[1], Direction::Lines);
-    Some(resample(&lines, [from[0], to[1]], to[0], Direction::Columns))
+    let lines = resample(pixels, from, to[1], Direction::Lines, is_late)?;
+    resample(&lines, [from[0], to[1]], to[0], Direction::Columns, is_late)
 }
 
 /// The direction in which pixels are mixed.
@@ -105,17 +158,26 @@ enum Direction {
 }
 
 /// Resizes each line or each column to `to` pixels.
-fn resample(pixels: &[u8], [height, width]: Pixels, to: usize, direction: Direction) -> Vec<u8> {
+fn resample(
+    pixels: &[u8],
+    [height, width]: Pixels,
+    to: usize,
+    direction: Direction,
+    is_late: &dyn Fn() -> bool,
+) -> Option<Vec<u8>> {
     let (from, step, size) = match direction {
         Direction::Lines => (width, CHANNELS, [height, to]),
         Direction::Columns => (height, width * CHANNELS, [to, width]),
     };
     if from == to {
-        return pixels.to_vec();
+        return Some(pixels.to_vec());
     }
     let coefficients: Vec<Coefficients> = (0..to).map(|index| coefficients(from, to, index)).collect();
     let mut out = Vec::with_capacity(size[0] * size[1] * CHANNELS);
     for line in 0..size[0] {
+        if is_late() {
+            return None;
+        }
         for column in 0..size[1] {
             let (coefficients, start) = match direction {
                 Direction::Lines => (&coefficients[column], line * width * CHANNELS),
@@ -131,7 +193,7 @@ fn resample(pixels: &[u8], [height, width]: Pixels, to: usize, direction: Direct
             }
         }
     }
-    out
+    Some(out)
 }
 
 /// Returns the coefficients of output pixel `index` of `to`, rounded away from zero at a half.

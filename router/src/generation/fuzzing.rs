@@ -2,10 +2,10 @@
 
 use tutti_proto::cluster::v1 as pb;
 use tutti_runtime::Error;
-use tutti_settings::ChatSpecialTokens;
+use tutti_settings::{ChatSpecialTokens, RouterSettings};
 
 use super::{
-    generator,
+    decode, generator,
     prompts::{self, Echo},
     reading,
     request::{GenerationRequest, Prompt},
@@ -22,6 +22,10 @@ pub fn specs(
     max_choices: u32,
     max_prompt_logprobs: usize,
 ) -> Result<Vec<pb::RequestSpec>, Error> {
+    decode::check(&request.media, model, &RouterSettings::default())?;
+    if !request.media.is_empty() && request.prompts.len() != 1 {
+        return Err(Error::invalid("media", "cannot be used with several prompts"));
+    }
     reading::constrain(&mut request, model)?;
     let common = validate::check(&request, model)?;
     let n = request.n.unwrap_or(1);
@@ -33,7 +37,8 @@ pub fn specs(
     let echo =
         request.output.echo.then_some(Echo { keep_special_tokens: request.output.keep_special_tokens });
     let (prompts, media) = (std::mem::take(&mut request.prompts), std::mem::take(&mut request.media));
-    let prompts = prompts::encode(prompts, media, model, echo, ChatSpecialTokens::Text)?;
+    let media = decode::decode_now(media, model, n)?;
+    let prompts = prompts::encode(prompts, media.items, model, echo, ChatSpecialTokens::Text)?;
     let lengths = prompts.iter().map(|prompt| prompt.ids.len());
     validate::prompt_logprobs(lengths, &request.output, n, max_prompt_logprobs)?;
     let mut specs = Vec::new();

@@ -16,6 +16,7 @@ use super::{
     arrival::Arrival,
     attempts::{Attempts, Wanted, millis},
     choice::{Choice, ChoiceSettings},
+    decode::{self, MediaPool},
     permits::{Permit, Permits},
     prompts::{self, Echo, EncodedPrompt},
     reading::{self, Reading},
@@ -42,6 +43,7 @@ use crate::{
 pub struct Generator {
     fleet: Arc<Fleet>,
     pool: TextPool,
+    media: MediaPool,
     constraints: ConstraintChecks,
     /// One permit per running choice.
     permits: Arc<Permits>,
@@ -65,6 +67,7 @@ impl Generator {
         Ok(Self {
             fleet,
             pool: TextPool::new(config.tokenizer_threads, config.tokenizer_queue)?,
+            media: MediaPool::new(&config),
             constraints: ConstraintChecks::new(),
             permits: Permits::new(config.max_concurrent_choices),
             max_choices: config.max_concurrent_choices,
@@ -155,6 +158,11 @@ impl Generator {
         // The limits are read once, so that all checks of this request's logprobs use the same limits.
         let limits = self.settings.get();
         let model = self.model_named(request.model.as_deref())?;
+        decode::check(&request.media, &model, &limits)?;
+        if !request.media.is_empty() && request.prompts.len() != 1 {
+            let message = format!("cannot be used with {} prompts", request.prompts.len());
+            return Err(Error::invalid("media", message));
+        }
         let mut request = self.constrain(request, &model, share_of_checks).await?;
         let mut common = validate::check(&request, &model)?;
         common.cache_salt = entry.cache_salt(request.cache_salt);
@@ -175,12 +183,14 @@ impl Generator {
 
         let echo =
             request.output.echo.then_some(Echo { keep_special_tokens: request.output.keep_special_tokens });
-        let (prompts, media) = (std::mem::take(&mut request.prompts), std::mem::take(&mut request.media));
+        let media = std::mem::take(&mut request.media);
+        let media = self.media.decode(media, model.clone(), limits.clone(), entry.share(), n).await?;
+        let prompts = std::mem::take(&mut request.prompts);
         let prompts = {
             let (model, lane) = (model.clone(), lane(&prompts, echo));
             let bytes = prompts.iter().map(Prompt::text_bytes).sum();
             let special_tokens = limits.chat_special_tokens;
-            let encode = move || prompts::encode(prompts, media, &model, echo, special_tokens);
+            let encode = move || prompts::encode(prompts, media.items, &model, echo, special_tokens);
             // Dropped at the end of this block, also if the client disconnects. The drop ends the span.
             let _span = name
                 .trace
@@ -221,7 +231,7 @@ impl Generator {
         let choices = try_join_all(started).await?;
         let info =
             Arc::new(GenerationInfo { model, prompts, n, output: request.output, share: entry.share() });
-        Ok(Accepted { info, choices, permits, queued, unread })
+        Ok(Accepted { info, choices, permits, queued, unread, media: media.lease })
     }
 
     /// Constrains the answer to the calls that a request wants. The schemas of many tools cost CPU time, so they wait

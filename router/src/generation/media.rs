@@ -1,83 +1,113 @@
-//! Placeholders of media in a prompt: the client's prompt has one placeholder token per item. The prompt sent to the
-//! conductor has one placeholder token for every token that the item takes.
+//! Placeholders of media in a prompt. The client's prompt has one placeholder token per item, or one per patch of
+//! frames of a video whose frames have their times in front of them. The prompt sent to the conductor has one
+//! placeholder token for every token that the item takes.
 
-use tutti_proto::{TokenLimit, cluster::v1 as pb, declaration::MediaInput};
+use tutti_proto::{
+    TokenLimit,
+    cluster::v1::{self as pb, MediaKind},
+    declaration::MediaForm,
+};
 use tutti_runtime::Error;
 
-use super::request::Media;
+use super::decode::DecodedItem;
 use crate::served::ServedModel;
 
-/// Replaces each placeholder by several copies: one for each token that the placeholder's item takes. Returns the token
-/// ids, and the items with their positions. Refuses items that the model does not accept, and placeholders that do not
-/// match the items one for one.
+/// Replaces each placeholder by several copies: one for each token that the placeholder's item takes there. Returns the
+/// token ids, and the items with their runs. Refuses placeholders that do not match the items one for one.
 pub fn expand(
     ids: Vec<u32>,
-    media: Vec<Media>,
+    media: Vec<DecodedItem>,
     model: &ServedModel,
 ) -> Result<(Vec<u32>, Vec<pb::MediaItem>), Error> {
     let inputs = model.media_inputs();
-    let of_items = media.iter().map(|item| input_of(item, &inputs)).collect::<Result<Vec<_>, Error>>()?;
     let is_placeholder = |id: &u32| inputs.iter().any(|input| input.placeholder == *id);
     let placeholders = ids.iter().filter(|id| is_placeholder(id)).count();
-    if placeholders != media.len() {
+    let wanted: usize = media.iter().map(DecodedItem::placeholders).sum();
+    if placeholders != wanted {
         let items = media.len();
         let names: Vec<String> = inputs.iter().map(|input| model.token_string(input.placeholder)).collect();
-        let message = format!(
-            "has {placeholders} placeholders for media ({}), but the request has {items} items of media",
-            names.join(", ")
-        );
+        let names = names.join(", ");
+        let message = match wanted == items {
+            true => format!(
+                "has {placeholders} placeholders for media ({names}), but the request has {items} items of media"
+            ),
+            false => format!(
+                "has {placeholders} placeholders for media ({names}), but the request's {items} items of media take \
+                 {wanted}, because a video takes one for each patch of frames"
+            ),
+        };
         return Err(Error::invalid("prompt", message));
     }
     if media.is_empty() {
         return Ok((ids, Vec::new()));
     }
     let TokenLimit { tokens: limit, what } = model.description.request_limits().tokens;
-    let tokens = of_items.iter().zip(&media).map(|(input, item)| input.tokens(item.data.len()) as u64);
-    let total = tokens.sum::<u64>() + (ids.len() - placeholders) as u64;
+    let tokens: u64 = media.iter().map(|item| u64::from(item.tokens)).sum();
+    let total = tokens + (ids.len() - placeholders) as u64;
     if total > u64::from(limit) {
         let message = format!("has {total} tokens with its media, more than {limit}, which is {what}");
         return Err(Error::invalid("prompt", message));
     }
-    let (mut expanded, mut items) = (Vec::with_capacity(total as usize), Vec::with_capacity(media.len()));
-    let mut waiting = of_items.into_iter().zip(media);
-    for id in ids {
-        if !is_placeholder(&id) {
-            expanded.push(id);
-            continue;
+    let mut expanded = Vec::with_capacity(total as usize);
+    let mut rest = ids.into_iter();
+    let mut items = Vec::with_capacity(media.len());
+    for DecodedItem { path, mut item, tokens, placeholder, times } in media {
+        let runs = times.len().max(1) as u32;
+        while item.runs.len() < runs as usize {
+            // The counts are equal, so every item has its placeholders.
+            let Some(id) = rest.next() else { break };
+            if !is_placeholder(&id) {
+                expanded.push(id);
+                continue;
+            }
+            if placeholder != id {
+                // Each kind of media has its own placeholder, so the item and the placeholder are of different kinds.
+                let kind = item.kind().as_str_name().to_lowercase();
+                let message = format!("is {kind}, but its placeholder in the prompt is for other media");
+                return Err(Error::invalid(path, message));
+            }
+            let (first, tokens) = (expanded.len(), tokens / runs);
+            expanded.resize(first + tokens as usize, id);
+            item.runs.push(pb::MediaRun { first: first as u32, tokens });
         }
-        // The counts are equal, so every placeholder has an item.
-        let Some((input, item)) = waiting.next() else { continue };
-        if input.placeholder != id {
-            // Each kind of media has its own placeholder, so the item and the placeholder are of different kinds.
-            let kind = item.kind.as_str_name().to_lowercase();
-            return Err(Error::invalid(
-                item.path,
-                format!("is {kind}, but its placeholder in the prompt is for other media"),
-            ));
-        }
-        let (first, tokens) = (expanded.len(), input.tokens(item.data.len()));
-        expanded.resize(first + tokens, id);
-        let (kind, first, tokens) = (item.kind.into(), first as u32, tokens as u32);
-        let Media { format, data, .. } = item;
-        items.push(pb::MediaItem { kind, format, data, first, tokens, digest: Vec::new() });
+        items.push(item);
     }
+    expanded.extend(rest);
     Ok((expanded, items))
 }
 
-fn input_of<'a>(item: &Media, inputs: &'a [MediaInput]) -> Result<&'a MediaInput, Error> {
-    let kind = item.kind.as_str_name().to_lowercase();
-    let Some(input) = inputs.iter().find(|input| input.kind == item.kind) else {
-        return Err(Error::invalid(&item.path, format!("is {kind}, which the model does not take")));
-    };
-    if !input.formats.contains(&item.format) {
-        let (format, known) = (&item.format, input.formats.join(", "));
-        let message = format!("is {format:?}, but {kind} must be one of {known}");
-        return Err(Error::invalid(format!("{}.format", item.path), message));
+/// Writes the times of frames into a text, in front of the placeholders of videos: each placeholder, with the sentinels
+/// around it, becomes one for each patch of frames, behind the patch's time. The outer sentinels of the template go, as
+/// in vLLM, so that each patch has one pair. Texts with other numbers of placeholders stay as they are, and are refused
+/// when they are [expanded](expand).
+pub fn write_times(text: String, media: &[DecodedItem], model: &ServedModel) -> String {
+    let timed: Vec<&DecodedItem> = media.iter().filter(|item| !item.times.is_empty()).collect();
+    if timed.is_empty() {
+        return text;
     }
-    if item.data.is_empty() {
-        return Err(Error::invalid(format!("{}.data", item.path), "is empty"));
+    let inputs = model.media_inputs();
+    let declared = inputs.iter().find_map(|input| match input.form {
+        MediaForm::Pixels(pixels) if input.kind == MediaKind::Video => Some((input, pixels.timestamps?)),
+        _ => None,
+    });
+    let (Some((input, sentinels)), Some(tokenizer)) = (declared, &model.text.tokenizer) else { return text };
+    let [pad, begin, end] =
+        [input.placeholder, sentinels.begin, sentinels.end].map(|token| tokenizer.added_text(token));
+    if pad.is_empty() || text.matches(pad.as_str()).count() != timed.len() {
+        return text;
     }
-    Ok(input)
+    let mut written = String::with_capacity(text.len());
+    let mut rest = text.as_str();
+    for item in timed {
+        let Some((before, behind)) = rest.split_once(pad.as_str()) else { break };
+        written.push_str(before.strip_suffix(begin.as_str()).unwrap_or(before));
+        for time in &item.times {
+            [time, &begin, &pad, &end].into_iter().for_each(|piece| written.push_str(piece));
+        }
+        rest = behind.strip_prefix(end.as_str()).unwrap_or(behind);
+    }
+    written.push_str(rest);
+    written
 }
 
 #[cfg(test)]

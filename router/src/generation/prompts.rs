@@ -7,10 +7,7 @@ use tutti_proto::{TokenLimit, cluster::v1::MediaItem, parameters::check_token_id
 use tutti_runtime::Error;
 use tutti_settings::ChatSpecialTokens;
 
-use super::{
-    conversation, media,
-    request::{Media, Prompt},
-};
+use super::{conversation, decode::DecodedItem, media, request::Prompt};
 use crate::{
     served::ServedModel,
     text::{
@@ -44,18 +41,15 @@ pub struct Echo {
     pub keep_special_tokens: bool,
 }
 
-/// Encodes all prompts of a request. Media are accepted with a single prompt only. CPU-bound: run it in the text pool.
+/// Encodes all prompts of a request. Media belong to a single prompt. CPU-bound: run it in the text pool.
 pub fn encode(
     prompts: Vec<Prompt>,
-    mut media: Vec<Media>,
+    mut media: Vec<DecodedItem>,
     model: &ServedModel,
     echo: Option<Echo>,
     special_tokens: ChatSpecialTokens,
 ) -> Result<Vec<EncodedPrompt>, Error> {
     let count = prompts.len();
-    if count > 1 && !media.is_empty() {
-        return Err(Error::invalid("media", format!("cannot be used with {count} prompts")));
-    }
     let numbered = prompts.into_iter().enumerate();
     numbered
         .map(|(i, prompt)| {
@@ -78,7 +72,7 @@ fn locate(error: Error, index: usize) -> Error {
 
 fn encode_one(
     prompt: Prompt,
-    media: Vec<Media>,
+    media: Vec<DecodedItem>,
     model: &ServedModel,
     echo: Option<Echo>,
     special_tokens: ChatSpecialTokens,
@@ -87,7 +81,7 @@ fn encode_one(
         Prompt::Chat { conversation, .. } => (true, conversation.continued()),
         _ => (false, None),
     };
-    let (ids, given) = to_tokens(prompt, model, Length::OfPrompt, special_tokens)?;
+    let (ids, given) = to_tokens(prompt, &media, model, Length::OfPrompt, special_tokens)?;
     let block = is_chat.then(|| block(model, continued.as_deref(), given.as_deref()));
     let (ids, media) = media::expand(ids, media, model)?;
     if ids.is_empty() {
@@ -126,11 +120,12 @@ pub enum Length {
     Any,
 }
 
-/// Encodes a prompt. `chat_special_tokens` says what special tokens in the text of a conversation are. Returns the
-/// prompt's token ids, and its text unless the prompt was given as token ids. CPU-bound:
-/// run it in the text pool.
+/// Encodes a prompt, whose text gets the times of the frames of `media`. `chat_special_tokens` says what special tokens
+/// in the text of a conversation are. Returns the prompt's token ids, and its text unless the prompt was given as token
+/// ids. CPU-bound: run it in the text pool.
 pub fn to_tokens(
     prompt: Prompt,
+    media: &[DecodedItem],
     model: &ServedModel,
     length: Length,
     chat_special_tokens: ChatSpecialTokens,
@@ -143,7 +138,7 @@ pub fn to_tokens(
             format!("has {bytes} bytes of text, but may have at most {max_bytes} for {limit} tokens, {what}");
         return Err(Error::invalid(field, message));
     }
-    let (text, add_special_tokens, tokenizer): (QuotedText, _, _) = match prompt {
+    let (mut text, add_special_tokens, tokenizer): (QuotedText, _, _) = match prompt {
         Prompt::Tokens(ids) => {
             check_token_ids("prompt", ids.iter().copied(), model.description.vocab_size)?;
             return Ok((ids, None));
@@ -157,6 +152,7 @@ pub fn to_tokens(
             (text, add_special_tokens, tokenizer)
         }
     };
+    text.text = media::write_times(text.text, media, model);
     let most = if length == Length::OfPrompt { limit } else { u32::MAX };
     let bytes = text.unquoted_bytes();
     if tokenizer.surely_exceeds(bytes, most) {

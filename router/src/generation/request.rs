@@ -91,17 +91,31 @@ impl Prompt {
     }
 }
 
-/// A media item. The prompt has one placeholder token of the model for each item.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A media item, as the client has sent it. The prompt has one placeholder token of the model for each item.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Media {
     /// Path of the item in the request, for errors.
     pub path: String,
     /// Kind of the item, such as audio.
     pub kind: MediaKind,
-    /// Format, as the model's declaration spells it.
+    /// Format, as the client or the model's declaration spells it.
     pub format: String,
-    /// The item's content.
-    pub data: Vec<u8>,
+    /// The item's content: one file, or one for each frame of a video.
+    pub data: Vec<Vec<u8>>,
+    /// Frames per second of a video; `None` if the client does not say.
+    pub fps: Option<f32>,
+    /// Detail in which a picture is read.
+    pub detail: Detail,
+}
+
+/// Detail in which a picture is read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Detail {
+    /// All that the model takes.
+    #[default]
+    Full,
+    /// At most 512 times 512 pixels.
+    Low,
 }
 
 /// Conditions that end a choice.

@@ -21,6 +21,7 @@ use super::{
     admission::Queued,
     attempts::Attempts,
     choice::{Choice, Delta},
+    decode::{MediaLease, MediaTokens},
     permits::Permit,
     prompts::EncodedPrompt,
     request::Output,
@@ -44,6 +45,8 @@ pub struct Usage {
     pub cached_tokens: u32,
     /// Tokens of the reasoning of all choices, with its markers. `None` if answers are not read into parts.
     pub reasoning_tokens: Option<u32>,
+    /// Prompt tokens of media.
+    pub media: MediaTokens,
 }
 
 /// The constant data of a running request. Answers are written from this data.
@@ -116,6 +119,7 @@ pub struct Generation {
     /// True if the deltas are kept until the last one.
     keeps_deltas: bool,
     _permits: Permit,
+    _media: Option<MediaLease>,
 }
 
 /// The output tokens of a request, charged to its caller when the request ends, whatever its outcome.
@@ -142,19 +146,22 @@ pub(super) struct Accepted {
     pub queued: Queued,
     /// The request's part of the room for output.
     pub unread: HeldOutput,
+    /// The memory of the request's media, which are kept in case the request is sent again.
+    pub media: Option<MediaLease>,
 }
 
 impl Generation {
     pub(super) fn new(accepted: Accepted, entry: Entry, mut meter: RequestMeter) -> Self {
-        let Accepted { info, choices, permits, queued, unread } = accepted;
+        let Accepted { info, choices, permits, queued, unread, media } = accepted;
         let prompt_tokens = info.prompts.iter().map(|p| p.ids.len() as u32).sum();
+        let media_tokens = MediaTokens::of(info.prompts.iter().flat_map(|prompt| &prompt.media));
         meter.accepted(prompt_tokens);
         entry.charge(prompt_tokens.into());
         Self {
             info,
             unfinished: choices.len(),
             choices: choices.into_iter().collect(),
-            usage: Usage { prompt_tokens, ..Usage::default() },
+            usage: Usage { prompt_tokens, media: media_tokens, ..Usage::default() },
             meter,
             queued: Some(queued),
             spent: Spent { entry, tokens: 0 },
@@ -162,6 +169,7 @@ impl Generation {
             returned_bytes: 0,
             keeps_deltas: false,
             _permits: permits,
+            _media: media,
         }
     }
 

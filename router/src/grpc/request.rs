@@ -12,7 +12,7 @@ use tutti_runtime::Error;
 
 use crate::{
     constraints::CONSTRAINT,
-    generation::{Conversation, GenerationRequest, Media, Output, Placeholders, Prompt, Stopping},
+    generation::{Conversation, Detail, GenerationRequest, Media, Output, Placeholders, Prompt, Stopping},
     keys::ClientSalt,
     text::template::{Message, RenderOptions},
 };
@@ -93,11 +93,21 @@ fn media((index, media): (usize, pb::Media)) -> Result<Media, Error> {
     let path = format!("media[{index}]");
     let kind = match media.kind() {
         pb::media::Kind::Audio => MediaKind::Audio,
+        pb::media::Kind::Image => MediaKind::Image,
+        pb::media::Kind::Video => MediaKind::Video,
         pb::media::Kind::Unspecified => {
-            return Err(Error::invalid(format!("{path}.kind"), "is required: AUDIO"));
+            return Err(Error::invalid(format!("{path}.kind"), "is required: AUDIO, IMAGE or VIDEO"));
         }
     };
-    Ok(Media { path, kind, format: media.format, data: media.data })
+    let pb::Media { format, data, frames, fps, .. } = media;
+    let data = match (frames.is_empty(), data.is_empty()) {
+        (true, _) => vec![data],
+        (false, true) => frames,
+        (false, false) => {
+            return Err(Error::invalid(format!("{path}.frames"), "cannot be given beside data"));
+        }
+    };
+    Ok(Media { path, kind, format, data, fps, detail: Detail::Full })
 }
 
 /// The call's timeout from the `grpc-timeout` header: at most 8 digits and a unit. A malformed value is ignored, as in

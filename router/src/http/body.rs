@@ -27,7 +27,8 @@ pub struct BodyReader {
 pub struct RequestBody {
     /// The bytes.
     pub bytes: Bytes,
-    _upload: Upload,
+    /// The reservation, which ends when it is dropped.
+    pub upload: Upload,
 }
 
 impl BodyReader {
@@ -55,7 +56,7 @@ impl BodyReader {
             }
             bytes.extend_from_slice(&piece);
         }
-        Ok(RequestBody { bytes: bytes.into(), _upload: upload })
+        Ok(RequestBody { bytes: bytes.into(), upload })
     }
 }
 

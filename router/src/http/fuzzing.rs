@@ -36,7 +36,8 @@ impl Route {
             Self::Chat => Ok(Some(chat::parse(body)?.request)),
             Self::Tokenize => {
                 let request = tokenize::parse_tokenize(body)?;
-                let (ids, text) = to_tokens(request.prompt, model, Length::Any, ChatSpecialTokens::Text)?;
+                let (ids, text) =
+                    to_tokens(request.prompt, &[], model, Length::Any, ChatSpecialTokens::Text)?;
                 if let (Some(text), Some(tokenizer)) = (text, &model.text.tokenizer) {
                     assert!(ids.len() <= text.len() + 8, "{} tokens of {} bytes", ids.len(), text.len());
                     assert_eq!(tokenizer.spellings(&ids).len(), ids.len());

@@ -1,15 +1,14 @@
-//! Chat messages: roles, text, audio, reasoning, and calls of tools with their results. Other members of OpenAI's
+//! Chat messages: roles, text, media, reasoning, and calls of tools with their results. Other members of OpenAI's
 //! messages are refused by name.
 
-use base64::prelude::{BASE64_STANDARD, Engine as _};
 use serde_json::value::RawValue;
-use tutti_proto::{cluster::v1::MediaKind, parameters::Scope};
+use tutti_proto::parameters::Scope;
 use tutti_runtime::Error;
 
 use super::{
     fields::{self, Fields},
     history::History,
-    reasoning,
+    media as media_parts, reasoning,
     tools::{self, GivenTools},
 };
 use crate::{
@@ -129,30 +128,21 @@ fn parts(path: &str, value: &RawValue, media: &mut Vec<Media>) -> Result<Vec<Con
         let kind: String = fields.require("type")?;
         match kind.as_str() {
             "text" => parts.push(ContentPart::Text(fields.require("text")?)),
-            "input_audio" => {
-                let value: &RawValue = fields.require("input_audio")?;
-                media.push(audio(&format!("{path}.input_audio"), value)?);
-                parts.push(ContentPart::Media { kind: MediaKind::Audio, placeholder: String::new() });
-            }
-            _ => {
-                let message = format!("{kind:?} is not supported: it must be one of text, input_audio");
-                return Err(Error::invalid(fields.name("type"), message));
+            name => {
+                let Some(item) = media_parts::take(name, &path, &mut fields) else {
+                    let known: Vec<&str> = ["text"].into_iter().chain(media_parts::part_types()).collect();
+                    let message =
+                        format!("{kind:?} is not supported: it must be one of {}", known.join(", "));
+                    return Err(Error::invalid(fields.name("type"), message));
+                };
+                let item = item?;
+                parts.push(ContentPart::Media { kind: item.kind, placeholder: String::new() });
+                media.push(item);
             }
         }
         fields.finish()?;
     }
     Ok(parts)
-}
-
-/// Parses OpenAI's `input_audio`: base64 data and a format.
-fn audio(path: &str, value: &RawValue) -> Result<Media, Error> {
-    let mut fields = Fields::of_value(path, value)?;
-    let (data, format): (String, String) = (fields.require("data")?, fields.require("format")?);
-    let data = BASE64_STANDARD
-        .decode(&data)
-        .map_err(|e| Error::invalid(fields.name("data"), format!("is not base64: {e}")))?;
-    fields.finish()?;
-    Ok(Media { path: path.into(), kind: MediaKind::Audio, format, data })
 }
 
 #[cfg(test)]

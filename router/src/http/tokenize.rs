@@ -74,7 +74,7 @@ pub async fn tokenize(State(api): State<Api>, request: Request) -> Result<Json<T
     let work = TextWork { lane: prompt.lane(), share: entry.share(), bytes: prompt.text_bytes() };
     let special_tokens = api.generator.chat_special_tokens();
     let encode = move || {
-        let (tokens, _) = to_tokens(prompt, &model, Length::Any, special_tokens)?;
+        let (tokens, _) = to_tokens(prompt, &[], &model, Length::Any, special_tokens)?;
         let tokenizer = model.text.tokenizer.as_ref().filter(|_| return_token_strs);
         let token_strs = tokenizer.map(|tokenizer| tokenizer.spellings(&tokens));
         let max_model_len = model.max_model_len();

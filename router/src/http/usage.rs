@@ -22,6 +22,21 @@ pub struct Usage {
 #[derive(Clone, Copy, Debug, Serialize)]
 struct PromptDetails {
     cached_tokens: u32,
+    /// Absent without media of the kind, as are the others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    audio_tokens: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    image_tokens: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    video_tokens: Option<u32>,
+}
+
+impl From<generation::Usage> for PromptDetails {
+    fn from(generation::Usage { cached_tokens, media, .. }: generation::Usage) -> Self {
+        let [audio_tokens, image_tokens, video_tokens] =
+            [media.audio, media.image, media.video].map(|tokens| (tokens > 0).then_some(tokens));
+        Self { cached_tokens, audio_tokens, image_tokens, video_tokens }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -35,7 +50,7 @@ impl From<generation::Usage> for Usage {
             prompt_tokens: usage.prompt_tokens,
             completion_tokens: usage.completion_tokens,
             total_tokens: usage.prompt_tokens + usage.completion_tokens,
-            prompt_tokens_details: Some(PromptDetails { cached_tokens: usage.cached_tokens }),
+            prompt_tokens_details: Some(usage.into()),
             completion_tokens_details: usage
                 .reasoning_tokens
                 .map(|reasoning_tokens| CompletionDetails { reasoning_tokens }),

@@ -15,6 +15,7 @@ use std::{
 };
 
 use minijinja::{Environment, Value, value::Serde};
+use tutti_proto::cluster::v1::MediaKind;
 use tutti_runtime::Error;
 
 use self::{
@@ -52,6 +53,8 @@ pub struct ChatTemplate {
     shapes: Vec<Shapes>,
     /// The shape in which the template reads the arguments of calls.
     arguments: ArgumentShape,
+    /// Kinds of media for which the template writes sentinels and placeholders.
+    sentinels: Vec<MediaKind>,
     /// Names of the variables that the template reads and does not set.
     variables: HashSet<String>,
     /// The template for requests with tools, if it is another one.
@@ -130,6 +133,7 @@ impl ChatTemplate {
             special_tokens,
             shapes: Vec::new(),
             arguments: ArgumentShape::Object,
+            sentinels: Vec::new(),
             variables: variables.unwrap_or_default(),
             with_tools: None,
         };
@@ -139,7 +143,8 @@ impl ChatTemplate {
         };
         let shapes = PROBED_ROLES.iter().map(|role| Shapes::find(role, &render)).collect();
         let arguments = ArgumentShape::find(&render);
-        (template.shapes, template.arguments) = (shapes, arguments);
+        let sentinels = shapes::find_sentinels(&render);
+        (template.shapes, template.arguments, template.sentinels) = (shapes, arguments, sentinels);
         Ok(template)
     }
 
@@ -218,8 +223,10 @@ impl ChatTemplate {
         if options.continue_final_message {
             marked = Some(Marked::mark(messages.to_mut())?);
         }
-        let shaped =
-            |message: &Message| message.shaped(self.shape(message).unwrap_or(Shape::Text), self.arguments);
+        let shaped = |message: &Message| {
+            let shape = self.shape(message).unwrap_or(Shape::Text);
+            message.shaped(shape, self.arguments, &self.sentinels)
+        };
         let mut text = self.render_values(messages.iter().map(shaped).collect(), options, max_bytes)?;
         if let Some(marked) = marked {
             marked.cut(&mut text)?;

@@ -11,6 +11,7 @@ mod constraints;
 mod grpc;
 mod life;
 mod limits;
+mod media;
 mod operators;
 mod parameters;
 mod readers;

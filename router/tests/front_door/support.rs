@@ -27,8 +27,9 @@ use tutti_proto::cluster::v1::{
     CancelRequestRequest, CancelRequestResponse, CheckpointFile, DescribeRequest, DescribeResponse,
     DrainConductorRequest, DrainConductorResponse, DrainWorkerRequest, DrainWorkerResponse, FilePiece,
     FinishReason, Finished, GetClusterRequest, GetClusterResponse, GetRequestsRequest, GetRequestsResponse,
-    GetStepsRequest, GetStepsResponse, ModelDescription, PromptLogprobs, ReadCheckpointFileRequest,
-    RequestEvent, RequestSpec, SampledToken, SubmitRequest, TokenLogprob, TopLogprob,
+    GetStepsRequest, GetStepsResponse, MediaInput, ModelDeclaration, ModelDescription, PromptLogprobs,
+    ReadCheckpointFileRequest, RequestEvent, RequestSpec, SampledToken, SubmitRequest, TokenLogprob,
+    TopLogprob,
     conductor_server::{Conductor, ConductorServer},
 };
 use tutti_router::{CheckedText, FrontDoor, RouterSettings};
@@ -62,6 +63,7 @@ pub struct FakeConductor {
     files: Arc<Mutex<BTreeMap<CheckpointFile, Vec<u8>>>>,
     has_tokenizer: bool,
     aliases: Arc<Mutex<Vec<String>>>,
+    media: Arc<Mutex<Vec<MediaInput>>>,
     context: u32,
     vocab: u32,
 }
@@ -157,13 +159,14 @@ impl Conductor for FakeConductor {
         &self,
         _: tonic::Request<DescribeRequest>,
     ) -> Result<Response<DescribeResponse>, Status> {
+        let media = self.media.lock().unwrap().clone();
         let model = ModelDescription {
             served_name: MODEL.into(),
             vocab_size: self.vocab,
             max_context_tokens: self.context,
             eos_token_ids: vec![tokenizer::END],
             has_tokenizer: self.has_tokenizer,
-            declaration: None,
+            declaration: Some(ModelDeclaration { media, ..Default::default() }),
             max_request_tokens: self.context,
             aliases: self.aliases.lock().unwrap().clone(),
         };
@@ -297,6 +300,18 @@ pub async fn ready_for_with(config: RouterSettings, template: &str, markers: &[&
     follow(start_for(config, template, markers)).await
 }
 
+/// Starts a front door for a checkpoint whose model takes these media, and waits until it is ready.
+pub async fn ready_for_media(
+    config: RouterSettings,
+    template: &str,
+    markers: &[&str],
+    media: Vec<MediaInput>,
+) -> Setup {
+    let setup = start_for(config, template, markers);
+    *setup.conductor.media.lock().unwrap() = media;
+    follow(setup).await
+}
+
 /// Creates a front door for a checkpoint.
 pub fn start_for(config: RouterSettings, template: &str, markers: &[&str]) -> Setup {
     let tokenizer_config = json!({ "eos_token": "<|end|>", "chat_template": template });
@@ -335,6 +350,7 @@ fn serve(
         files: Arc::new(Mutex::new(files)),
         has_tokenizer,
         aliases: Arc::default(),
+        media: Arc::default(),
         context,
         vocab,
     };

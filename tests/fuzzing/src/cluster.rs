@@ -137,7 +137,8 @@ fn declaration(data: &[u8]) {
         assert!(walk.kind.batched_by().is_none_or(|by| declaration.walk(by).is_some()));
     }
     for input in declaration.media() {
-        let item = pb::MediaItem { kind: input.kind.into(), tokens: u32::MAX, ..Default::default() };
+        let runs = vec![pb::MediaRun { first: 0, tokens: u32::MAX }];
+        let item = pb::MediaItem { kind: input.kind.into(), runs, ..Default::default() };
         let calls = declaration.encoder_calls(&[item.clone(), item]);
         assert!(calls.is_err() || input.max_call_tokens.is_none_or(|most| most == u32::MAX));
     }

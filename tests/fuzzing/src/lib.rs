@@ -3,6 +3,7 @@
 mod cluster;
 mod config;
 mod input;
+mod media;
 mod memory;
 mod safetensors;
 mod seeds;

@@ -145,7 +145,12 @@ fn requests() -> Vec<v1::GenerateRequest> {
         timeout_ms: Some(100),
         ..Default::default()
     };
-    let media = v1::Media { kind: v1::media::Kind::Audio.into(), format: "wav".into(), data: vec![1; 9] };
+    let media = v1::Media {
+        kind: v1::media::Kind::Audio.into(),
+        format: "wav".into(),
+        data: vec![1; 9],
+        ..Default::default()
+    };
     let text = Prompt::Text("a<think>b".into());
     let mut all: Vec<_> = prompts.into_iter().map(request).collect();
     all.push(v1::GenerateRequest { media: vec![media], n: None, ..request(text) });

@@ -4,7 +4,7 @@ use prost::Message;
 use tutti_proto::v1;
 use tutti_router::fuzzing::Outputs;
 
-use crate::{cluster, config, input::Input, safetensors, tool_parser};
+use crate::{cluster, config, input::Input, media, safetensors, tool_parser};
 
 /// A fuzz target.
 #[derive(Clone, Copy)]
@@ -13,7 +13,7 @@ pub struct Target {
     run: fn(&[u8]),
 }
 
-const TARGETS: [Target; 11] = [
+const TARGETS: [Target; 17] = [
     Target { name: "http", run: http },
     Target { name: "grpc", run: grpc },
     Target { name: "cluster", run: cluster::run },
@@ -25,12 +25,27 @@ const TARGETS: [Target; 11] = [
     Target { name: "stop", run: stop },
     Target { name: "schema", run: schema },
     Target { name: "tool-parser", run: tool_parser::run },
+    Target { name: "jpeg", run: media::picture },
+    Target { name: "png", run: media::picture },
+    Target { name: "webp", run: media::picture },
+    Target { name: "wav", run: media::recording },
+    Target { name: "mp3", run: media::recording },
+    Target { name: "flac", run: media::recording },
 ];
 
 /// Memory that an input of any length may use, in bytes.
 const BASE_BYTES: usize = 16 << 20;
-/// Targets that need more, with their bytes: the lexers of constraints have up to 50,000 states.
-const MORE_BYTES: [(&str, usize); 1] = [("schema", 256 << 20)];
+/// Targets that need more, with their bytes: the lexers of constraints have up to 50,000 states, and media take what
+/// their budget has.
+const MORE_BYTES: [(&str, usize); 7] = [
+    ("schema", 256 << 20),
+    ("jpeg", media::MEMORY),
+    ("png", media::MEMORY),
+    ("webp", media::MEMORY),
+    ("wav", media::MEMORY),
+    ("mp3", media::MEMORY),
+    ("flac", media::MEMORY),
+];
 
 impl Target {
     /// Returns the target of this name.

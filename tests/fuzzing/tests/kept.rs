@@ -144,3 +144,33 @@ fn constraints() {
 fn outputs_with_tool_calls() {
     run_all("tool-parser");
 }
+
+#[test]
+fn jpeg_pictures() {
+    run_all("jpeg");
+}
+
+#[test]
+fn png_pictures() {
+    run_all("png");
+}
+
+#[test]
+fn webp_pictures() {
+    run_all("webp");
+}
+
+#[test]
+fn wav_recordings() {
+    run_all("wav");
+}
+
+#[test]
+fn mp3_recordings() {
+    run_all("mp3");
+}
+
+#[test]
+fn flac_recordings() {
+    run_all("flac");
+}

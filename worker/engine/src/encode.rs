@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use tutti_kernels::DeviceError;
-use tutti_models::Model;
+use tutti_models::{EncoderItem, Model};
 
-use crate::media::Encoding;
+use crate::media::{EncodedItem, Encoding};
 
 /// Runs the encoder calls whose embeddings lie within the range `rows`, and returns the embeddings. A range that cuts a
 /// call is refused.
@@ -16,18 +16,17 @@ pub(crate) fn encode(
 ) -> Result<Vec<f32>, DeviceError> {
     let mut out = Vec::new();
     let touched = |call: &&Encoding| call.rows.start < rows.end && rows.start < call.rows.end;
-    for Encoding { walk, rows: own, items } in encodings.iter().filter(touched) {
+    for call in encodings.iter().filter(touched) {
+        let Encoding { walk, rows: own, width, items } = call;
         if own.start < rows.start || own.end > rows.end {
             return Err(DeviceError::Misuse(format!("rows {rows:?} cut the encoding of rows {own:?}")));
         }
-        let input = model.declaration().media().iter().find(|input| input.walk == *walk);
-        let width = input.map_or(0, |input| input.width as usize);
         let before = out.len();
-        let items: Vec<&[u8]> = items.iter().map(Vec::as_slice).collect();
+        let items: Vec<EncoderItem<'_>> = items.iter().map(EncodedItem::view).collect();
         model.encode(*walk, &items, &mut out)?;
         let encoded = &out[before..];
         let (values, embeddings) = (encoded.len(), own.len());
-        if values != embeddings * width {
+        if values != call.values() {
             return Err(DeviceError::Lost(format!("{values} values for {embeddings} embeddings of {width}")));
         }
         if !encoded.iter().all(|value| value.is_finite()) {

@@ -19,6 +19,7 @@ use crate::{
     arrivals::Arrivals,
     batch::RowResult,
     masks::{MaskCounts, Masks},
+    media::Encoding,
     observe::Stopwatch,
     report,
     runner::CollectedStep,
@@ -149,13 +150,13 @@ impl EngineCore {
                 match role {
                     GraphRole::Prefill => transfers.will_send(key, tokens, sequence.elsewhere),
                     GraphRole::Encode => {
-                        transfers
-                            .will_encode(key, sequence.encodings.iter().map(|call| call.rows.len()).sum());
+                        let values = sequence.encodings.iter().map(Encoding::values).sum();
+                        transfers.will_encode(key, values);
                     }
                     GraphRole::Whole | GraphRole::Decode => {}
                 }
                 if awaits_media {
-                    transfers.awaits_media(key, sequence.media.tokens());
+                    transfers.awaits_media(key, sequence.media.values());
                 }
                 if let Some(why) = transfers.take_early_failure(key) {
                     self.scheduler.fail_transfer(key, why);

@@ -211,12 +211,13 @@ impl EngineHandle {
         &self.reporter.declaration
     }
 
-    /// Returns the kind and the number of the units that a graph with `send_to` sends: pages of its prefill, or rows of
-    /// embeddings.
+    /// Returns the kind and the number of the units that a graph with `send_to` sends: pages of its prefill, or units
+    /// of embeddings.
     pub fn units_to_send(&self, graph: &pb::LaunchGraph) -> (UnitKind, usize) {
         let Some(spec) = &graph.spec else { return (UnitKind::Pages, 0) };
         if graph.walks.iter().any(|walk| self.reporter.declaration.encodes(WalkId(*walk))) {
-            return (UnitKind::Embeddings, spec.media.iter().map(|item| item.tokens as usize).sum());
+            let declaration = &self.reporter.declaration;
+            return (UnitKind::Embeddings, spec.media.iter().map(|item| declaration.units_of(item)).sum());
         }
         let tokens = spec.prompt.len() + graph.generated.len();
         (UnitKind::Pages, tokens.div_ceil(self.layout.page_tokens.max(1)))
@@ -272,9 +273,7 @@ pub(crate) fn split(
     let shared = Arc::new(Shared { state, hints: CopyHints::default(), changed: Condvar::new() });
     let mut runner = runner;
     let group_rank = runner.model.group_shares().map_or(GroupRank::ALONE, |shares| shares.group_rank());
-    // Elements per embedding of the model's encoders; 0 if the model takes only text.
-    let width = reporter.declaration.media().first().map_or(0, |input| input.width as usize);
-    let units = Units::new(&layout, group_rank, width);
+    let units = Units::new(&layout, group_rank, reporter.declaration.embedding_unit());
     runner.model.set_step_hook(Box::new(CopyHook::new(Arc::clone(&shared))));
     shared.lock().core.masks.set_waker(Waker(Arc::downgrade(&shared)));
     let device_loop = DeviceLoop {

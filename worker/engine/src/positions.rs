@@ -6,7 +6,7 @@
 //! `get_rope_index` in transformers (`models/qwen3_omni_moe`, `models/qwen3_vl`), whose positions are f32 and not
 //! always whole.
 
-use std::ops::Range;
+use std::{num::NonZeroUsize, ops::Range};
 
 /// Positions of one token.
 pub(crate) type Axes = [f32; 3];
@@ -26,21 +26,28 @@ pub(crate) enum Kind {
     /// Each token is one further on all axes.
     Line,
     /// Tokens stand on a grid.
-    #[cfg_attr(not(test), expect(dead_code, reason = "requests cannot say the grid of a picture yet"))]
     Grid(Grid),
 }
 
 /// The grid of the tokens of a picture or of frames, frame by frame and line by line.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Grid {
-    /// Lines of tokens per frame.
-    pub height: usize,
+    /// Tokens per frame.
+    tokens: NonZeroUsize,
     /// Tokens per line.
-    pub width: usize,
+    width: NonZeroUsize,
     /// Seconds from a frame to the next; 0 for a picture.
-    pub seconds: f32,
+    seconds: f32,
     /// Positions per second.
-    pub per_second: f32,
+    per_second: f32,
+}
+
+impl Grid {
+    /// Returns the grid of frames of `height × width` tokens. `None` if a frame has no token, or more than any prompt.
+    pub fn new([height, width]: [usize; 2], seconds: f32, per_second: f32) -> Option<Self> {
+        let tokens = NonZeroUsize::new(height.checked_mul(width)?)?;
+        Some(Self { tokens, width: NonZeroUsize::new(width)?, seconds, per_second })
+    }
 }
 
 /// The positions of a request's tokens.
@@ -70,8 +77,8 @@ impl Segment {
         let offset = self.before + (index - self.first);
         match self.kind {
             Kind::Line => [self.start + offset as f32; 3],
-            Kind::Grid(Grid { height, width, seconds, per_second }) => {
-                let (frame, cell) = (offset / (height * width), offset % (height * width));
+            Kind::Grid(Grid { tokens, width, seconds, per_second }) => {
+                let (frame, cell) = (offset / tokens, offset % tokens);
                 let time = frame as f32 * seconds * per_second;
                 [time, (cell / width) as f32, (cell % width) as f32].map(|axis| axis + self.start)
             }

@@ -72,7 +72,7 @@ pub(crate) fn parse(
     });
     let (media, marks) = media::locate(&request.media, &request.prompt, model.declaration)?;
     let awaits_media = message.receive_media.is_some();
-    if awaits_media == (media.ranges.is_empty() || role == GraphRole::Decode) {
+    if awaits_media == (media.items.is_empty() || role == GraphRole::Decode) {
         return Err(Error::invalid("receive_media", "does not match the request's media and role"));
     }
     let prompt: Arc<[u32]> = request.prompt.into();

@@ -135,14 +135,14 @@ impl Transfers {
         self.outgoing.insert(key, Outgoing::new(sent, extent));
     }
 
-    /// Registers a request whose media are encoded here. `tokens` is the number of tokens of all its media.
-    pub fn will_encode(&mut self, key: GraphKey, tokens: usize) {
-        self.embeddings.will_send(key, tokens);
+    /// Registers a request whose media are encoded here. `values` is the number of elements of all their rows.
+    pub fn will_encode(&mut self, key: GraphKey, values: usize) {
+        self.embeddings.will_send(key, values);
     }
 
-    /// Registers a request that waits for the embeddings of `tokens` tokens.
-    pub fn awaits_media(&mut self, key: GraphKey, tokens: usize) {
-        self.embeddings.will_receive(key, tokens, &mut *self.connector);
+    /// Registers a request that waits for rows of `values` elements.
+    pub fn awaits_media(&mut self, key: GraphKey, values: usize) {
+        self.embeddings.will_receive(key, values, &mut *self.connector);
     }
 
     /// Registers a request that holds reserved pages for another worker to fill.
@@ -181,7 +181,7 @@ impl Transfers {
     ) {
         for (commit, result) in commits.iter().zip(results) {
             if let Some(result) = result.filter(|result| !result.encoded.is_empty()) {
-                self.embeddings.encoded(commit.row.key, commit.row.positions.start, &result.encoded);
+                self.embeddings.encoded(commit.row.key, &result.encoded);
             }
         }
         if self.outgoing.is_empty() {

@@ -5,7 +5,11 @@
 use tutti_kernels::{
     DeviceError, PageId, RowInputs, SampleRow, SamplingParams, SlotId, StepInputs, StepShape,
 };
-use tutti_models::{LogitRequests, LogitResults, Model};
+use tutti_models::{EncoderItem, LogitRequests, LogitResults, Model};
+use tutti_proto::{
+    cluster::v1::MediaGrid,
+    declaration::{MediaForm, MediaInput},
+};
 
 use crate::batch::BatchLimits;
 
@@ -17,7 +21,8 @@ const MAX_TOKENS: usize = 32;
 /// which no request reads.
 pub(crate) fn run(model: &mut dyn Model, limits: &BatchLimits) -> Result<(), DeviceError> {
     for input in model.declaration().media().to_vec() {
-        match model.encode(input.walk, &[&vec![0; input.bytes_per_token as usize]], &mut Vec::new()) {
+        let (data, grid) = smallest(&input);
+        match model.encode(input.walk, &[EncoderItem { data: &data, grid }], &mut Vec::new()) {
             // Another worker holds this encoder.
             Err(DeviceError::Misuse(_)) => {}
             encoded => encoded?,
@@ -31,6 +36,22 @@ pub(crate) fn run(model: &mut dyn Model, limits: &BatchLimits) -> Result<(), Dev
         Some(shapes) => shapes
             .iter()
             .try_for_each(|rows| step(model, limits, Some(StepShape { tokens: rows, logit_rows: rows }))),
+    }
+}
+
+/// Returns the data and the grid of an item of a few tokens.
+fn smallest(input: &MediaInput) -> (Vec<u8>, Option<MediaGrid>) {
+    match input.form {
+        MediaForm::Bytes { per_token } => (vec![0; per_token as usize], None),
+        MediaForm::Clips(clips) => {
+            let samples = clips.shortest.max(clips.hop) as usize;
+            (vec![0; samples * size_of::<f32>()], None)
+        }
+        MediaForm::Pixels(pixels) => {
+            let grid = MediaGrid { frames: 1, height: pixels.merge, width: pixels.merge };
+            let side = pixels.patch as usize * pixels.merge as usize;
+            (vec![0; 3 * side * side], Some(grid))
+        }
     }
 }
 

@@ -127,7 +127,7 @@ pub(crate) fn footprints<A: Architecture>(
 ) -> Result<Vec<Footprint>, LoadError> {
     divide(&mut config, checkpoint)?;
     let options = checkpoint.options;
-    if !HeldNodes::of(options.nodes.as_deref()).thinker {
+    if !HeldNodes::of(options.nodes.as_deref()).thinker() {
         return Ok(vec![Footprint::default(); ranks]);
     }
     let dtype = config.text(&options.dir, options.max_step_tokens)?.dtype;

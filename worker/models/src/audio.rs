@@ -20,9 +20,11 @@ use tutti_kernels::{
     Dense, Device, DeviceError, Encoder, EncoderHeads, Gelu, Linear, PixelGrid, SegmentAttention,
 };
 
-pub(crate) use self::config::AudioConfig;
+pub(crate) use self::{
+    config::{AudioConfig, CHUNK},
+    mel::{HOP, MelFilters, RATE, SHORTEST},
+};
 use self::{
-    config::CHUNK,
     mel::Mel,
     weights::{Layer, Weights},
 };
@@ -38,8 +40,11 @@ pub(crate) fn tokens(frames: usize) -> usize {
     frames / CHUNK * halved(CHUNK) + halved(frames % CHUNK)
 }
 
+/// Number of convolutions, each of which halves a chunk.
+pub(crate) const HALVINGS: u32 = 3;
+
 fn halved(size: usize) -> usize {
-    (0..3).fold(size, |size, _| size.div_ceil(2))
+    (0..HALVINGS).fold(size, |size, _| size.div_ceil(2))
 }
 
 /// An audio encoder on a device, with buffers for one call.

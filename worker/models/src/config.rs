@@ -76,6 +76,19 @@ impl ConfigFile {
         Quantisation::read(&self.keys())
     }
 
+    /// Reads `dir/name`; `None` if there is no such file.
+    pub fn optional(dir: &Path, name: &str) -> Result<Option<Self>, LoadError> {
+        match Self::open(dir.join(name)) {
+            Ok(file) => Ok(Some(file)),
+            Err(LoadError::Read { source, .. })
+                if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
+            {
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     fn open(path: PathBuf) -> Result<Self, LoadError> {
         match read_json::<Value>(&path)? {
             Value::Object(object) => Ok(Self::of(path, object)),

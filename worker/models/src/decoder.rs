@@ -73,6 +73,16 @@ pub(crate) struct TextShape {
     pub expert_layers: Vec<usize>,
 }
 
+impl TextShape {
+    /// Returns the declaration of the whole text model of a checkpoint, without its weights.
+    pub fn declaration(&self, options: &LoadOptions) -> Result<ModelDeclaration, LoadError> {
+        let mut source = Source::open(&options.dir, options, self.dtype)?;
+        let ends = EndSpecs::new(self, &mut source, GroupRank::ALONE);
+        let weight_type = source.check(&ends.embedding)?;
+        Ok(RankPlanes::new(self, &source, options, weight_type, GroupRank::ALONE)?.declaration()?)
+    }
+}
+
 /// A text model on a device.
 pub(crate) struct Decoder<D: Device, L> {
     device: D,
@@ -161,7 +171,6 @@ impl<D: DecoderDevice, L: Layers<D>> Decoder<D, L> {
     }
 
     /// The device that the model runs on.
-    #[cfg(feature = "media-test-model")]
     pub fn device(&mut self) -> &mut D {
         &mut self.device
     }

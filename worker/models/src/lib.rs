@@ -5,11 +5,11 @@
 //! implementation. [`load_sim`] returns a simulated model, which has no weights and whose steps only take time.
 
 mod architecture;
-#[cfg_attr(not(test), expect(dead_code, reason = "no declaration names the encoder yet"))]
 mod audio;
 mod config;
 mod decoder;
 mod encoder_weights;
+mod encoders;
 mod error;
 mod expert_loads;
 mod experts;
@@ -26,6 +26,7 @@ pub mod lockstep;
 #[cfg(feature = "media-test-model")]
 mod media_test;
 mod model;
+mod preprocessing;
 mod quantiser;
 mod qwen3_5;
 mod rope;
@@ -33,16 +34,16 @@ mod shares;
 mod sim_device;
 mod step_hook;
 mod thinker;
-#[cfg_attr(not(test), expect(dead_code, reason = "no declaration names the encoder yet"))]
 mod vision;
 mod weights;
+mod with_encoders;
 
 pub use error::LoadError;
 pub use expert_loads::ExpertLoad;
 pub use footprint::Footprint;
 pub use inspect::{check_config, footprints};
 pub use load::{DecoderDevice, KvCacheDtype, LoadFormat, LoadOptions, load};
-pub use model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model, WantedRows};
+pub use model::{EmbeddedRows, EncoderItem, Limits, LogitRequests, LogitResults, Model, WantedRows};
 pub use quantiser::{CodeError, ModuleReport, Outcome, QuantiserScheme, Sizes, quantise_checkpoint};
 pub use shares::GroupShares;
 pub use sim_device::{SimMeter, SimOptions, load as load_sim, load_metered as load_metered_sim};

@@ -15,8 +15,9 @@ use crate::{
     LoadError, LoadProgress, Model,
     architecture::{self, Checkpoint},
     config::ConfigFile,
+    encoders::Encoders,
     families::{Family, Variant},
-    llama, qwen3_5,
+    llama, qwen3_5, with_encoders,
 };
 
 /// The checkpoint to load, and the sizes of steps and pages that the model is loaded for.
@@ -71,14 +72,30 @@ pub fn load<D: DecoderDevice>(
     Ok(match variant {
         Variant::Llama(variant) => {
             let config = llama::Config::parse(file, variant)?;
-            Box::new(architecture::load(config, architecture, checkpoint, device, progress)?)
+            let encoders = match variant.encoders {
+                Some(rules) => {
+                    let keys = config.encoder_keys(file)?;
+                    Encoders::read(checkpoint, &keys, &config.text, rules, &device)?
+                }
+                None => None,
+            };
+            match encoders {
+                Some(encoders) => {
+                    with_encoders::load((config, &encoders), architecture, checkpoint, device, progress)?
+                }
+                None => Box::new(architecture::load(config, architecture, checkpoint, device, progress)?),
+            }
         }
         Variant::Qwen35(variant) => {
             let config = qwen3_5::Config::parse(file, variant)?;
             Box::new(architecture::load(config, architecture, checkpoint, device, progress)?)
         }
         #[cfg(feature = "media-test-model")]
-        Variant::MediaTest => media_test::load(architecture, checkpoint, device, progress)?,
+        Variant::MediaTest => {
+            let (config, audio) = media_test::parse(file)?;
+            let encoder = media_test::TestEncoder { audio, thinker: config.text.clone() };
+            with_encoders::load((config, &encoder), architecture, checkpoint, device, progress)?
+        }
         #[cfg(feature = "hybrid-test-model")]
         Variant::HybridTest => {
             let config = hybrid_test::Config::parse(file)?;

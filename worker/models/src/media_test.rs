@@ -12,19 +12,14 @@
 //! maximum number of tokens per call.
 
 mod encoder;
-mod encoder_only;
-mod with_thinker;
 
-use tutti_proto::declaration::ModelDeclaration;
-
-use self::{encoder::Encoder, encoder_only::EncoderOnly, with_thinker::WithThinker};
+use self::encoder::Encoder;
 use crate::{
-    DecoderDevice, LoadError, Model,
-    architecture::{self, Architecture, Checkpoint},
-    config::{ConfigFile, ranges},
+    DecoderDevice, LoadError, LoadOptions,
+    config::{ConfigFile, ranges, text::TextConfig},
     llama::{self, QWEN3},
-    thinker::{self, Audio, HeldNodes},
-    weights::Progress,
+    thinker::{Audio, DeclaredEncoder},
+    with_encoders::{EncoderSet, MediaEncoder},
 };
 
 /// Reads and checks the config: the text model's keys, and the keys of the audio encoder.
@@ -45,36 +40,23 @@ pub(crate) fn parse(file: &ConfigFile) -> Result<(llama::Config, Audio), LoadErr
     Ok((config, audio))
 }
 
-/// Loads the nodes of the model that the options name. Errors contain `architecture`, which is the name of the
-/// architecture.
-pub(crate) fn load<D: DecoderDevice>(
-    architecture: &'static str,
-    checkpoint: Checkpoint<'_>,
-    mut device: D,
-    progress: Progress<'_>,
-) -> Result<Box<dyn Model>, LoadError> {
-    let Checkpoint { file, options } = checkpoint;
-    let (mut config, audio) = parse(file)?;
-    if options.expert_parallel {
-        config.divide_whole_experts().map_err(|problem| file.invalid(problem))?;
+/// The encoder of the test model.
+pub(crate) struct TestEncoder {
+    pub audio: Audio,
+    pub thinker: TextConfig,
+}
+
+impl EncoderSet for TestEncoder {
+    fn declared(&self) -> Vec<DeclaredEncoder> {
+        vec![self.audio.into()]
     }
-    let declare = |text: &ModelDeclaration| thinker::with_audio(text, audio);
-    let held = HeldNodes::of(options.nodes.as_deref());
-    let encoder =
-        held.encoder.then(|| Encoder::load(audio, &config.text, options, &mut device)).transpose()?;
-    match encoder {
-        Some(encoder) if !held.thinker => {
-            // The declaration contains the thinker's plane. This worker allocates no memory for the plane.
-            let text = &config.text;
-            let bytes_per_token = 2 * text.layers * text.kv_heads * text.head_dim * text.dtype.bytes();
-            let declaration = declare(&thinker::declaration(options.page_tokens, bytes_per_token)?)?;
-            let limits = text.limits(&options.dir, options.max_step_tokens)?;
-            Ok(Box::new(EncoderOnly { device, encoder, declaration, limits }))
-        }
-        encoder => {
-            let thinker = architecture::load(config, architecture, checkpoint, device, progress)?;
-            let declaration = declare(thinker.declaration())?;
-            Ok(Box::new(WithThinker { thinker, encoder, declaration }))
-        }
+
+    fn load<D: DecoderDevice>(
+        &self,
+        _: &'static str,
+        options: &LoadOptions,
+        device: &mut D,
+    ) -> Result<Box<dyn MediaEncoder<D>>, LoadError> {
+        Ok(Box::new(Encoder::load(self.audio, &self.thinker, options, device)?))
     }
 }

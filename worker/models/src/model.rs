@@ -11,7 +11,10 @@ use std::{borrow::Cow, time::Instant};
 /// The results of [`LogitRequests`]: each list has one result per request, in order.
 pub use tutti_kernels::StepResults as LogitResults;
 use tutti_kernels::{DeviceError, Nomination, PageId, SampleRow, ScoreRow, SlotId, StepInputs};
-use tutti_proto::declaration::{ModelDeclaration, WalkId};
+use tutti_proto::{
+    cluster::v1::MediaGrid,
+    declaration::{ModelDeclaration, WalkId},
+};
 
 use crate::{ExpertLoad, GroupShares, PageLayout, StepHook};
 
@@ -82,6 +85,21 @@ impl LogitRequests<'_> {
         let likeliest = self.sample.iter().filter(likeliest).map(|(row, _)| *row).collect();
         rows.dedup();
         WantedRows { rows, likeliest, nominated: Vec::new() }
+    }
+}
+
+/// A media item for an encoder, in the form that the declaration says.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EncoderItem<'a> {
+    /// The item's data.
+    pub data: &'a [u8],
+    /// The grid of patches; `None` unless the item is an image or a video.
+    pub grid: Option<MediaGrid>,
+}
+
+impl<'a> From<&'a [u8]> for EncoderItem<'a> {
+    fn from(data: &'a [u8]) -> Self {
+        Self { data, grid: None }
     }
 }
 
@@ -205,7 +223,12 @@ pub trait Model: Send {
     /// `out`, item by item: `[tokens, width]`. `items` holds one item. If the declaration says [encoded
     /// together](tutti_proto::declaration::MediaInput::encoded_together), `items` holds all items of a request. Waits
     /// for the device. In a TP group only the leader encodes.
-    fn encode(&mut self, walk: WalkId, items: &[&[u8]], out: &mut Vec<f32>) -> Result<(), DeviceError> {
+    fn encode(
+        &mut self,
+        walk: WalkId,
+        items: &[EncoderItem<'_>],
+        out: &mut Vec<f32>,
+    ) -> Result<(), DeviceError> {
         let _ = (items, out);
         Err(DeviceError::Misuse(format!("walk {walk} passes no encoder of this worker")))
     }

@@ -43,11 +43,17 @@ use self::{
     rule::Rule,
 };
 use crate::{
-    LoadError, Model, PageLayout, PausedPages, PlaneLayout, PlaneStorage, Section, StepHook,
+    EncoderItem, LoadError, Model, PageLayout, PausedPages, PlaneLayout, PlaneStorage, Section, StepHook,
     config::{ConfigFile, eos_token_ids, ranges},
     model::{EmbeddedRows, Limits, LogitRequests, LogitResults, WantedRows},
-    thinker::{self, Audio, HeldNodes, KV_PLANE},
+    thinker::{self, AUDIO_ENCODER, Audio, HeldNodes, KV_PLANE},
 };
+
+/// The nodes that a simulated model holds.
+struct Holds {
+    thinker: bool,
+    encoder: bool,
+}
 
 /// Interval between two runs of the step hook in a step, if the hook may have work.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -58,7 +64,7 @@ const STATE_PLANE: &str = "state";
 /// A simulated thinker, and an encoder if the checkpoint's config has one.
 struct Sim {
     declaration: ModelDeclaration,
-    held: HeldNodes,
+    holds: Holds,
     /// The encoder; `None` if the model takes only text.
     audio: Option<Audio>,
     limits: Limits,
@@ -124,14 +130,19 @@ pub(crate) fn load_file(
     let SimOptions { dir, max_step_tokens, page_tokens, nodes, rank, settings } = *options;
     let keys = file.keys();
     let (text, audio) = (thinker::declaration(page_tokens, DIGEST_BYTES)?, audio::read(&keys)?);
-    let held = audio.map_or(HeldNodes { thinker: true, encoder: false }, |_| HeldNodes::of(nodes));
+    let held = HeldNodes::of(nodes);
+    let holds = match audio {
+        Some(_) => Holds { thinker: held.thinker(), encoder: held.holds(AUDIO_ENCODER) },
+        None => Holds { thinker: true, encoder: false },
+    };
     let text = if settings.state { with_state(&text)? } else { text };
     let vocab_size = keys.need(&ranges::VOCAB_SIZE)?;
     let clock = SimClock::new(settings, rank);
     let meter = Arc::clone(clock.meter());
     let sim = Sim {
-        declaration: audio.map_or(Ok(text.clone()), |audio| thinker::with_audio(&text, audio))?,
-        held,
+        declaration: audio
+            .map_or(Ok(text.clone()), |audio| thinker::with_encoders(&text, vec![audio.into()]))?,
+        holds,
         audio,
         limits: Limits {
             vocab_size,
@@ -232,13 +243,18 @@ impl Model for Sim {
     }
 
     fn has_thinker(&self) -> bool {
-        self.held.thinker
+        self.holds.thinker
     }
 
-    fn encode(&mut self, walk: WalkId, items: &[&[u8]], out: &mut Vec<f32>) -> Result<(), DeviceError> {
+    fn encode(
+        &mut self,
+        walk: WalkId,
+        items: &[EncoderItem<'_>],
+        out: &mut Vec<f32>,
+    ) -> Result<(), DeviceError> {
         match self.audio {
-            Some(audio) if self.held.encoder && self.declaration.encodes(walk) => {
-                let tokens = items.iter().map(|data| data.len().div_ceil(audio.bytes_per_token)).sum();
+            Some(audio) if self.holds.encoder && self.declaration.encodes(walk) => {
+                let tokens = items.iter().map(|item| item.data.len().div_ceil(audio.bytes_per_token)).sum();
                 let row = RowInputs {
                     first_token: 0,
                     tokens,

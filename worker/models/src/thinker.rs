@@ -3,7 +3,8 @@
 use tutti_proto::{
     cluster::v1::{ElementType, MediaKind},
     declaration::{
-        DeclarationError, MediaInput, ModelDeclaration, NodeId, Plane, PlaneKind, Walk, WalkId, WalkKind,
+        DeclarationError, MediaForm, MediaInput, ModelDeclaration, NodeId, Plane, PlaneKind, Walk, WalkId,
+        WalkKind,
     },
 };
 
@@ -16,8 +17,10 @@ use crate::{
 pub(crate) const THINKER: &str = "thinker";
 /// Name of the plane of keys and values.
 pub(crate) const KV_PLANE: &str = "kv";
-/// Name of the encoder node that [`with_audio`] adds.
+/// Name of the node that encodes sound.
 pub(crate) const AUDIO_ENCODER: &str = "audio_encoder";
+/// Name of the node that encodes images and videos.
+pub(crate) const VISION_ENCODER: &str = "vision_encoder";
 
 /// The conversion of audio to tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,18 +52,38 @@ impl Audio {
 
 /// The nodes of the model that a worker holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct HeldNodes {
-    pub thinker: bool,
-    pub encoder: bool,
-}
+pub(crate) struct HeldNodes<'a>(Option<&'a [String]>);
 
-impl HeldNodes {
+impl<'a> HeldNodes<'a> {
     /// Returns the nodes that `nodes` names; `None` means all nodes. Names that the model lacks are ignored here,
     /// because the conductor refuses them.
-    pub fn of(nodes: Option<&[String]>) -> Self {
-        let held = |name| nodes.is_none_or(|nodes| nodes.iter().any(|node| node == name));
-        Self { thinker: held(THINKER), encoder: held(AUDIO_ENCODER) }
+    pub fn of(nodes: Option<&'a [String]>) -> Self {
+        Self(nodes)
     }
+
+    /// True if the worker holds the node `name`.
+    pub fn holds(self, name: &str) -> bool {
+        self.0.is_none_or(|nodes| nodes.iter().any(|node| node == name))
+    }
+
+    /// True if the worker holds the thinker.
+    pub fn thinker(self) -> bool {
+        self.holds(THINKER)
+    }
+
+    /// True if `name` is asked for by name.
+    pub fn names(self, name: &str) -> bool {
+        self.0.is_some() && self.holds(name)
+    }
+}
+
+/// An encoder in a model's declaration.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct DeclaredEncoder {
+    /// Name of the node.
+    pub node: &'static str,
+    /// The media that the encoder takes. Each kind has a walk of its own, because a walk names its kind.
+    pub inputs: Vec<MediaInput>,
 }
 
 /// Declares a text model with one node and one plane of paged keys and values. A mixed walk batches its prefill walk
@@ -90,30 +113,43 @@ pub(crate) fn with_planes(planes: Vec<Plane>) -> Result<ModelDeclaration, Declar
     )
 }
 
-/// Adds an encoder to a text model's declaration. The encoder takes items one by one, or all items of a request in one
-/// call. The encoder's steps contain no other work. The thinker prefills the embeddings like text, in chunks of any
-/// size.
-pub(crate) fn with_audio(
+/// Adds encoders to a text model's declaration, and sets the walks of their inputs. An encoder takes items one by one,
+/// or all items of a request in one call. Its steps contain no other work. The thinker prefills the embeddings like
+/// text, in chunks of any size.
+pub(crate) fn with_encoders(
     text: &ModelDeclaration,
-    audio: Audio,
+    encoders: Vec<DeclaredEncoder>,
 ) -> Result<ModelDeclaration, DeclarationError> {
     let (mut nodes, mut walks) = (text.nodes().to_vec(), text.walks().to_vec());
-    let encoder = vec![NodeId(nodes.len() as u32)];
-    nodes.push(AUDIO_ENCODER.into());
-    let walk = WalkId(walks.len() as u32);
-    let batched_by = WalkId(walk.0 + 1);
-    let kind = WalkKind::Atomic { batched_by };
-    walks.push(Walk { name: "prefill_audio".into(), nodes: encoder.clone(), kind });
-    walks.push(Walk { name: "audio_encoder_step".into(), nodes: encoder, kind: WalkKind::Mixed });
-    let input = MediaInput {
-        kind: MediaKind::Audio,
-        walk,
-        placeholder: audio.placeholder,
-        bytes_per_token: audio.bytes_per_token as u32,
-        width: audio.width as u32,
-        formats: vec!["wav".into()],
-        encoded_together: audio.encoded_together,
-        max_call_tokens: audio.max_call_tokens,
-    };
-    ModelDeclaration::new(nodes, walks, text.planes().to_vec())?.with_media(vec![input])
+    let mut media = Vec::new();
+    for DeclaredEncoder { node, inputs } in encoders {
+        let passed = vec![NodeId(nodes.len() as u32)];
+        nodes.push(node.into());
+        // The mixed walk stands behind the walks that it batches.
+        let batched_by = WalkId((walks.len() + inputs.len()) as u32);
+        for input in inputs {
+            let walk = WalkId(walks.len() as u32);
+            let name = format!("prefill_{}", input.kind.as_str_name().to_lowercase());
+            walks.push(Walk { name, nodes: passed.clone(), kind: WalkKind::Atomic { batched_by } });
+            media.push(MediaInput { walk, ..input });
+        }
+        walks.push(Walk { name: format!("{node}_step"), nodes: passed, kind: WalkKind::Mixed });
+    }
+    ModelDeclaration::new(nodes, walks, text.planes().to_vec())?.with_media(media)
+}
+
+impl From<Audio> for DeclaredEncoder {
+    fn from(audio: Audio) -> Self {
+        let input = MediaInput {
+            kind: MediaKind::Audio,
+            walk: WalkId(0),
+            placeholder: audio.placeholder,
+            form: MediaForm::Bytes { per_token: audio.bytes_per_token as u32 },
+            width: audio.width as u32,
+            formats: vec!["wav".into()],
+            encoded_together: audio.encoded_together,
+            max_call_tokens: audio.max_call_tokens,
+        };
+        Self { node: AUDIO_ENCODER, inputs: vec![input] }
+    }
 }

@@ -18,10 +18,15 @@ use std::ops::Range;
 
 use tutti_kernels::{Dense, Device, DeviceError, Encoder, EncoderHeads, Gelu, SegmentAttention};
 
-pub(crate) use self::config::VisionConfig;
+pub(crate) use self::{
+    config::VisionConfig,
+    grid::PatchGrid,
+    patches::{Channel, PatchSizes, patches},
+    weights::{OMNI, VL, VisionNames},
+};
 use self::{
-    grid::{PatchGrid, PositionTable, angles},
-    weights::{Layer, Merger, VisionNames, Weights},
+    grid::{PositionTable, angles},
+    weights::{Layer, Merger, Weights},
 };
 use crate::{LoadError, LoadOptions, weights::Source};
 

@@ -1,4 +1,4 @@
-use tutti_proto::declaration::{MediaInput, Walk};
+use tutti_proto::declaration::{MediaForm, MediaInput, Walk};
 
 use super::*;
 
@@ -21,9 +21,9 @@ fn model() -> ModelDeclaration {
         kind: pb::MediaKind::Audio,
         walk: WalkId(0),
         placeholder: 7,
-        bytes_per_token: 4,
+        form: MediaForm::Bytes { per_token: 4 },
         width: 8,
-        formats: vec![],
+        formats: vec!["wav".into()],
         encoded_together: false,
         max_call_tokens: None,
     };

@@ -63,8 +63,15 @@ pub(super) fn spec_for(role: GraphRole, spec: &RequestParts) -> pb::RequestSpec 
         return pb::RequestSpec { media: spec.media.clone(), priority: spec.priority, ..Default::default() };
     }
     let without_data = |item: &pb::MediaItem| {
-        let pb::MediaItem { kind, first, tokens, .. } = *item;
-        pb::MediaItem { kind, first, tokens, digest: item.digest.clone(), ..Default::default() }
+        let pb::MediaItem { kind, format: _, data: _, digest, runs, grid, seconds_per_grid } = item;
+        pb::MediaItem {
+            kind: *kind,
+            digest: digest.clone(),
+            runs: runs.clone(),
+            grid: *grid,
+            seconds_per_grid: *seconds_per_grid,
+            ..Default::default()
+        }
     };
     let media = spec.media.iter().map(without_data).collect();
     // The media's data may be large, so the parts are copied one by one.
@@ -90,7 +97,7 @@ impl Request {
 
     /// Number of blocks that the placeholder tokens of the request's media take.
     pub fn media_blocks(&self) -> u64 {
-        let tokens: u64 = self.spec.media.iter().map(|item| u64::from(item.tokens)).sum();
+        let tokens: u64 = self.spec.media.iter().map(|item| item.tokens() as u64).sum();
         tokens.div_ceil(self.pieces.block_tokens() as u64)
     }
 

@@ -72,3 +72,33 @@ fn pictures_without_a_size_are_refused() {
     }
     assert_eq!(resize(&[7; 12], [2, 2], [2, 2]), Some(vec![7; 12]));
 }
+
+/// Rows of transformers 5.23 (`video_processing_qwen3_vl.smart_resize`): frames, height, width, factor, limits, and the
+/// size.
+const VIDEOS: [[usize; 8]; 12] = [
+    [2, 64, 64, 32, 4096, 1_048_576, 64, 64],
+    [3, 100, 30, 32, 4096, 786_432, 96, 32],
+    [5, 500, 700, 32, 131_072, 786_432, 320, 448],
+    [6, 20, 300, 32, 131_072, 786_432, 64, 576],
+    [7, 33, 47, 28, 3136, 50_176, 28, 56],
+    [9, 1080, 1920, 32, 131_072, 786_432, 192, 384],
+    [16, 720, 1280, 32, 131_072, 25_165_824, 704, 1280],
+    [2, 10, 12, 8, 1024, 4096, 24, 32],
+    [5, 10, 12, 8, 1024, 4096, 16, 16],
+    [3, 7, 50, 8, 1024, 2048, 8, 56],
+    [11, 40, 41, 8, 1024, 65_536, 40, 40],
+    [4, 48, 80, 32, 1024, 1_048_576, 64, 64],
+];
+
+#[test]
+fn sizes_of_videos_are_those_of_transformers() {
+    for [frames, height, width, factor, least, most, to_height, to_width] in VIDEOS {
+        let found = SizeLimits { factor, least, most }.video_size(frames, 2, [height, width]);
+        assert_eq!(found, Ok([to_height, to_width]), "{frames} frames of {height} × {width}");
+    }
+    let limits = SizeLimits { factor: 32, least: 4096, most: 1 << 20 };
+    // The reference takes no single frame. It is repeated, so it has the size of two.
+    assert_eq!(limits.video_size(1, 2, [64, 96]), limits.video_size(2, 2, [64, 96]));
+    assert_eq!(limits.video_size(2, 2, [64, 0]), Err(SizeError::Empty));
+    assert_eq!(limits.video_size(2, 2, [40, 8001]), Err(SizeError::Aspect));
+}

@@ -31,7 +31,7 @@ fn model(template: &str) -> ServedModel {
     let input = pb::MediaInput {
         kind: MediaKind::Audio.into(),
         placeholder_token_id: BEGIN,
-        bytes_per_token: 4,
+        form: Some(tutti_proto::cluster::v1::media_input::Form::BytesPerToken(4)),
         width: 2,
         formats: vec!["wav".into()],
         ..Default::default()

@@ -1,62 +1,113 @@
 use std::sync::Arc;
 
+use tutti_proto::cluster::v1::media_input::Form;
+
 use super::*;
-use crate::served::ServedText;
+use crate::{served::ServedText, text::tokenizer::Tokenizer};
 
-const HERE: u32 = 9;
+const SOUND: u32 = 9;
+const VIDEO: u32 = 260;
+const BEGIN: u32 = 261;
+const END: u32 = 262;
 
-fn model(takes_audio: bool) -> ServedModel {
-    let input = pb::MediaInput {
-        kind: pb::MediaKind::Audio.into(),
-        walk: 0,
-        placeholder_token_id: HERE,
-        bytes_per_token: 4,
+fn input(kind: MediaKind, placeholder_token_id: u32, form: Form) -> pb::MediaInput {
+    pb::MediaInput {
+        kind: kind.into(),
+        placeholder_token_id,
+        form: Some(form),
         width: 2,
-        formats: vec!["wav".into()],
-        encoded_together: false,
-        max_call_tokens: None,
-    };
-    let declaration =
-        pb::ModelDeclaration { media: if takes_audio { vec![input] } else { vec![] }, ..Default::default() };
-    let text = ServedText {
-        tokenizer: None,
-        template: None,
-        defaults: Default::default(),
-        dialect: Default::default(),
-    };
+        ..Default::default()
+    }
+}
+
+fn model_with(media: Vec<pb::MediaInput>, tokenizer: Option<Arc<Tokenizer>>) -> ServedModel {
+    let text =
+        ServedText { tokenizer, template: None, defaults: Default::default(), dialect: Default::default() };
     let description = pb::ModelDescription {
         max_context_tokens: 16,
         max_request_tokens: 16,
-        declaration: Some(declaration),
+        declaration: Some(pb::ModelDeclaration { media, ..Default::default() }),
         ..Default::default()
     };
     ServedModel { description, text: Arc::new(text) }
 }
 
-fn audio(bytes: usize) -> Media {
-    let path = "media[0]".into();
-    Media { path, kind: pb::MediaKind::Audio, format: "wav".into(), data: vec![1; bytes] }
+/// A model of sound, and of videos with the times of their frames between them.
+fn model() -> ServedModel {
+    let timestamps = Some(pb::Timestamps { begin_token_id: BEGIN, end_token_id: END });
+    let pixels = pb::PixelInput { patch: 4, merge: 2, temporal: 2, timestamps, ..Default::default() };
+    let inputs = vec![
+        input(MediaKind::Audio, SOUND, Form::BytesPerToken(4)),
+        input(MediaKind::Video, VIDEO, Form::Pixels(pixels)),
+    ];
+    model_with(inputs, Some(crate::test_support::tokenizer()))
+}
+
+fn item(kind: MediaKind, tokens: u32, times: &[&str]) -> DecodedItem {
+    let placeholder = if kind == MediaKind::Video { VIDEO } else { SOUND };
+    let times = times.iter().map(|time| (*time).to_owned()).collect();
+    let item = pb::MediaItem { kind: kind.into(), ..Default::default() };
+    DecodedItem { path: "media[0]".into(), item, tokens, placeholder, times }
+}
+
+fn sound(tokens: u32) -> DecodedItem {
+    item(MediaKind::Audio, tokens, &[])
+}
+
+fn runs(items: &[pb::MediaItem]) -> Vec<Vec<(u32, u32)>> {
+    items.iter().map(|item| item.runs.iter().map(|run| (run.first, run.tokens)).collect()).collect()
 }
 
 #[test]
-fn each_item_gets_the_placeholders_that_its_bytes_need() {
-    let (ids, items) = expand(vec![1, HERE, 2, HERE], vec![audio(9), audio(4)], &model(true)).unwrap();
-    assert_eq!(ids, [1, HERE, HERE, HERE, 2, HERE]);
-    let positions: Vec<_> = items.iter().map(|item| (item.first, item.tokens, item.data.len())).collect();
-    assert_eq!(positions, [(1, 3, 9), (5, 1, 4)]);
-    assert_eq!(expand(vec![1, HERE], vec![], &model(false)).unwrap(), (vec![1, HERE], vec![]));
+fn each_item_gets_the_placeholders_that_it_takes() {
+    let (ids, items) = expand(vec![1, SOUND, 2, SOUND, 3], vec![sound(3), sound(1)], &model()).unwrap();
+    assert_eq!(ids, [1, SOUND, SOUND, SOUND, 2, SOUND, 3]);
+    assert_eq!(runs(&items), [[(1, 3)], [(5, 1)]]);
+    assert_eq!(expand(vec![1], vec![], &model()).unwrap(), (vec![1], vec![]));
 }
 
 #[test]
-fn media_without_a_matching_placeholder_is_refused() {
-    let refused = |ids: &[u32], media: Vec<Media>, takes_audio, field: &str, words: &str| {
-        let error = expand(ids.to_vec(), media, &model(takes_audio)).unwrap_err();
+fn a_video_with_times_has_a_run_for_each_patch_of_frames() {
+    let video = item(MediaKind::Video, 4, &["<0.0 seconds>", "<1.0 seconds>"]);
+    let ids = vec![1, VIDEO, 2, SOUND, VIDEO];
+    // Items stand in the order of their first placeholders, so sound between the runs of a video is refused.
+    let error = expand(ids, vec![video.clone(), sound(2)], &model()).unwrap_err();
+    assert!(error.message().contains("for other media"), "{error:?}");
+    let (ids, items) = expand(vec![1, VIDEO, 2, VIDEO, SOUND], vec![video, sound(2)], &model()).unwrap();
+    assert_eq!(ids, [1, VIDEO, VIDEO, 2, VIDEO, VIDEO, SOUND, SOUND]);
+    assert_eq!(runs(&items), [vec![(1, 2), (4, 2)], vec![(6, 2)]]);
+}
+
+#[test]
+fn media_without_a_matching_placeholder_are_refused() {
+    let refused = |ids: &[u32], media: Vec<DecodedItem>, field: &str, words: &str| {
+        let error = expand(ids.to_vec(), media, &model()).unwrap_err();
         assert!(error.field() == Some(field) && error.message().contains(words), "{error:?}");
     };
-    refused(&[1, HERE], vec![], true, "prompt", "has 1 placeholders");
-    refused(&[1], vec![audio(4)], true, "prompt", "has 0 placeholders");
-    refused(&[HERE], vec![audio(4)], false, "media[0]", "does not take");
-    refused(&[HERE], vec![Media { format: "mp3".into(), ..audio(4) }], true, "media[0].format", "one of wav");
-    refused(&[HERE], vec![audio(0)], true, "media[0].data", "empty");
-    refused(&[HERE], vec![audio(68)], true, "prompt", "17 tokens");
+    let video = item(MediaKind::Video, 2, &[]);
+    refused(&[1, SOUND], vec![], "prompt", "has 1 placeholders");
+    refused(&[1], vec![sound(1)], "prompt", "has 0 placeholders");
+    refused(&[SOUND], vec![video], "media[0]", "for other media");
+    let timed = item(MediaKind::Video, 2, &["<0.0 seconds>", "<1.0 seconds>"]);
+    refused(&[VIDEO], vec![timed], "prompt", "take 2, because a video takes one for each patch of frames");
+    refused(&[SOUND], vec![sound(17)], "prompt", "17 tokens");
+}
+
+#[test]
+fn times_stand_in_front_of_the_patches_of_frames() {
+    let write = |text: &str, media: &[DecodedItem]| write_times(text.to_owned(), media, &model());
+    let pad = model().text.tokenizer.as_ref().unwrap().added_text(VIDEO);
+    let [begin, end] = [BEGIN, END].map(|id| model().text.tokenizer.as_ref().unwrap().added_text(id));
+    let video = item(MediaKind::Video, 4, &["<0.2 seconds>", "<1.2 seconds>"]);
+    let of_template = format!("a{begin}{pad}{end}b");
+    let expected = format!("a<0.2 seconds>{begin}{pad}{end}<1.2 seconds>{begin}{pad}{end}b");
+    assert_eq!(write(&of_template, &[video.clone()]), expected);
+    assert_eq!(write(&format!("a{pad}b"), &[sound(1), video.clone()]), expected, "without sentinels");
+    let once = item(MediaKind::Video, 2, &["<0.0 seconds>"]);
+    let two = write(&format!("{of_template}{of_template}"), &[video.clone(), once]);
+    assert_eq!(two, format!("{expected}a<0.0 seconds>{begin}{pad}{end}b"));
+    // Other numbers of placeholders are refused later.
+    assert_eq!(write(&of_template, &[video.clone(), video]), of_template);
+    assert_eq!(write(&of_template, &[item(MediaKind::Video, 2, &[])]), of_template);
+    assert_eq!(write("", &[]), "");
 }

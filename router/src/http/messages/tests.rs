@@ -1,4 +1,7 @@
+use tutti_proto::cluster::v1::MediaKind;
+
 use super::*;
+use crate::generation::Detail;
 
 fn conversation(body: &str) -> Result<(Conversation, Vec<Media>), Error> {
     let mut fields = Fields::of_body(body.as_bytes(), Scope::Chat)?;
@@ -33,7 +36,8 @@ fn audio_keeps_its_position_between_text_parts() {
     let parts = vec![text("é"), audio, text("b"), text("c")];
     assert_eq!(conversation.messages[0].content, Content::List(parts));
     let path = "messages[0].content[1].input_audio".to_owned();
-    let expected = Media { path, kind: MediaKind::Audio, format: "wav".into(), data: vec![1, 2] };
+    let (kind, format, data) = (MediaKind::Audio, "wav".into(), vec![vec![1, 2]]);
+    let expected = Media { path, kind, format, data, fps: None, detail: Detail::Full };
     assert_eq!(media, [expected]);
 }
 
@@ -60,7 +64,9 @@ fn errors_name_the_full_path_of_the_member() {
     assert_eq!(refused(r#"{"messages": [{"role": "user"}]}"#), "messages[0].content");
     assert_eq!(refused(r#"{"messages": [{"role": "user", "content": 7}]}"#), "messages[0].content");
     let image = r#"{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}"#;
-    assert_eq!(refused(image), "messages[0].content[0].type");
+    assert_eq!(refused(image), "messages[0].content[0].image_url.url");
+    let file = r#"{"messages": [{"role": "user", "content": [{"type": "file", "file": {}}]}]}"#;
+    assert_eq!(refused(file), "messages[0].content[0].type");
     let audio = |audio: &str| {
         let part = format!(r#"{{"type": "input_audio", "input_audio": {audio}}}"#);
         refused(&format!(r#"{{"messages": [{{"role": "user", "content": [{part}]}}]}}"#))

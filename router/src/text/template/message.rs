@@ -99,16 +99,22 @@ impl Message {
         }
     }
 
-    /// The message as a template reads it.
-    pub fn shaped(&self, shape: Shape, arguments: ArgumentShape) -> Value {
+    /// The message as a template reads it. `sentinels` are the kinds of media for which the template writes sentinels
+    /// and placeholders itself. Media of other kinds are texts: their placeholders.
+    pub fn shaped(&self, shape: Shape, arguments: ArgumentShape, sentinels: &[MediaKind]) -> Value {
         let part = |text: &str| context! { type => "text", text => text };
+        let any_part = |one: &ContentPart| match one {
+            ContentPart::Media { kind, .. } if sentinels.contains(kind) => {
+                // The names in the templates that transformers publish.
+                context! { type => kind.as_str_name().to_lowercase() }
+            }
+            one => part(one.shown()),
+        };
         let content = match (shape, &self.content) {
             (Shape::Text, content) => Value::from(content.joined()),
             (Shape::OnePart, content) => Value::from(vec![part(&content.joined())]),
             (Shape::List, Content::Text(text)) => Value::from(vec![part(text)]),
-            (Shape::List, Content::List(parts)) => {
-                parts.iter().map(|one| part(one.shown())).collect::<Value>()
-            }
+            (Shape::List, Content::List(parts)) => parts.iter().map(any_part).collect::<Value>(),
         };
         let mut members = vec![("role", Value::from(self.role.as_str())), ("content", content)];
         members.extend(self.name.as_deref().map(|name| ("name", Value::from(name))));

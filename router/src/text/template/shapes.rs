@@ -4,6 +4,7 @@
 //! and finds a template that shows only the first part.
 
 use minijinja::Value;
+use tutti_proto::cluster::v1::MediaKind;
 
 use super::message::{ArgumentShape, Content, ContentPart, Message, Shape, ToolCall};
 
@@ -60,13 +61,31 @@ impl ArgumentShape {
             arguments: [("key".to_owned(), ONE.words[0].into())].into_iter().collect(),
         };
         let shows = |arguments: Self| {
-            let asked = Message::new("user", "other").shaped(Shape::Text, arguments);
+            let asked = Message::new("user", "other").shaped(Shape::Text, arguments, &[]);
             let called = Message { calls: vec![call.clone()], ..Message::new("assistant", "") };
-            let rendered = render(&[asked, called.shaped(Shape::Text, arguments)]);
+            let rendered = render(&[asked, called.shaped(Shape::Text, arguments, &[])]);
             rendered.is_some_and(|text| text.contains(ONE.words[0]))
         };
         if !shows(Self::Object) && shows(Self::Json) { Self::Json } else { Self::Object }
     }
+}
+
+/// Finds the kinds of media for which a template writes something when it walks over a message's parts: its own
+/// sentinels around a placeholder. `render` renders messages, and returns `None` if the template refuses them.
+pub fn find_sentinels(render: &dyn Fn(&[Value]) -> Option<String>) -> Vec<MediaKind> {
+    let rendered = |kinds: &[MediaKind]| {
+        let media = |kind: &MediaKind| ContentPart::Media { kind: *kind, placeholder: String::new() };
+        let text = ContentPart::Text(ONE.text.to_owned());
+        let parts = kinds.iter().map(media).chain([text]).collect();
+        let message = Message { content: Content::List(parts), ..Message::new("user", "") };
+        render(&[message.shaped(Shape::List, ArgumentShape::Object, kinds)])
+    };
+    let Some(without) = rendered(&[]) else { return Vec::new() };
+    if !ONE.is_in(&without, Shape::List) {
+        return Vec::new();
+    }
+    let is_written = |kind: &MediaKind| rendered(&[*kind]).is_some_and(|with| with != without);
+    [MediaKind::Audio, MediaKind::Image, MediaKind::Video].into_iter().filter(is_written).collect()
 }
 
 impl Shapes {
@@ -79,13 +98,14 @@ impl Shapes {
         let shown = |probe: Message, shape: Shape| {
             // The other messages have a shape of their own, because roles may be read in different ways.
             let tries = [Shape::Text, Shape::List].map(|others| {
-                let other = |role: &str| Message::new(role, "other").shaped(others, ArgumentShape::Object);
+                let other =
+                    |role: &str| Message::new(role, "other").shaped(others, ArgumentShape::Object, &[]);
                 let conversation = match role {
-                    "system" => vec![probe.shaped(shape, ArgumentShape::Object), other("user")],
+                    "system" => vec![probe.shaped(shape, ArgumentShape::Object, &[]), other("user")],
                     "assistant" => {
-                        vec![other("user"), probe.shaped(shape, ArgumentShape::Object), other("user")]
+                        vec![other("user"), probe.shaped(shape, ArgumentShape::Object, &[]), other("user")]
                     }
-                    _ => vec![probe.shaped(shape, ArgumentShape::Object)],
+                    _ => vec![probe.shaped(shape, ArgumentShape::Object, &[])],
                 };
                 match render(&conversation) {
                     None => Shown::Refused,

@@ -20,8 +20,8 @@ fn sound(runs: &[Range<usize>]) -> Item {
 }
 
 fn frames(grid: [usize; 2], seconds: f32, runs: &[Range<usize>]) -> Item {
-    let [height, width] = grid;
-    Item { kind: Kind::Grid(Grid { height, width, seconds, per_second: PER_SECOND }), runs: runs.to_vec() }
+    let grid = Grid::new(grid, seconds, PER_SECOND).unwrap();
+    Item { kind: Kind::Grid(grid), runs: runs.to_vec() }
 }
 
 fn all(prompt: usize, items: &[Item]) -> Vec<Axes> {
@@ -35,6 +35,13 @@ fn text_and_sound_are_counted() {
     assert_eq!(all(9, &[]), plain);
     assert_eq!(all(9, &[sound(&[2..5]), sound(&[7..9])]), plain);
     assert_eq!(Positions::default().at(4), [4.0; 3]);
+}
+
+#[test]
+fn a_grid_without_tokens_is_none() {
+    for sides in [[0, 3], [3, 0], [0, 0], [usize::MAX, 2]] {
+        assert_eq!(Grid::new(sides, 0.0, PER_SECOND), None);
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Tests of requests that one engine prefills and another decodes. Their tokens are the same as on one engine.
 
 mod failures;
+mod goldens;
 mod known_pages;
 mod masks;
 mod media;
@@ -104,11 +105,23 @@ impl Side {
 
     /// Runs one turn. Returns false if there was nothing to do.
     fn step(&mut self) -> bool {
+        self.turn(&mut Vec::new())
+    }
+
+    /// Runs one turn. Returns the prompt logprobs that it reported.
+    fn step_with_scores(&mut self) -> Vec<pb::PromptLogprobs> {
+        let mut scores = Vec::new();
+        self.turn(&mut scores);
+        scores
+    }
+
+    fn turn(&mut self, scores: &mut Vec<pb::PromptLogprobs>) -> bool {
         let output = self.device.turn().expect("the device is there");
         let reported = output.is_some();
         if let Some(report) = output.map(|output| self.engine.report(output)) {
             self.load = report.load.unwrap();
             for row in report.rows {
+                scores.extend(row.prompt_logprobs);
                 self.tokens.entry(row.key.unwrap().request).or_default().extend(row.tokens);
             }
             for completion in report.completions {

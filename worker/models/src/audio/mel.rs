@@ -8,11 +8,13 @@ use std::{f64::consts::TAU, ops::Range};
 use super::fourier::Fourier;
 
 /// Samples per second.
-const RATE: f64 = 16_000.0;
+pub(crate) const RATE: u32 = 16_000;
 /// Samples per window of a frame.
 const WINDOW: usize = 400;
 /// Samples from the start of a frame to the start of the next.
-const HOP: usize = 160;
+pub(crate) const HOP: usize = 160;
+/// Fewest samples of a request's longest clip: the reflection at its ends needs them.
+pub(crate) const SHORTEST: usize = WINDOW / 2 + 1;
 /// Frequencies of a frame.
 const FREQUENCIES: usize = WINDOW / 2 + 1;
 /// Minimum power.
@@ -63,7 +65,7 @@ impl MelFilters {
     /// reflection at its ends needs.
     pub fn frames(&self, clips: &[&[f32]]) -> Option<Vec<Mel>> {
         let longest = clips.iter().map(|clip| clip.len()).max()?;
-        if longest <= WINDOW / 2 || longest < HOP {
+        if longest < SHORTEST {
             return None;
         }
         let of_clip =
@@ -110,13 +112,13 @@ impl MelFilters {
 
 /// Returns triangular filters from 0 to 8,000 Hz on Slaney's scale, each of the same area.
 fn filters(bins: usize) -> Vec<(usize, Vec<f64>)> {
-    let highest = mel_of(RATE / 2.0);
+    let highest = mel_of(f64::from(RATE) / 2.0);
     let edges: Vec<f64> =
         (0..bins + 2).map(|edge| hertz_of(highest * edge as f64 / (bins + 1) as f64)).collect();
     let filter = |edges: &[f64]| {
         let [low, centre, high] = [edges[0], edges[1], edges[2]];
         let weight = |frequency: usize| {
-            let hertz = RATE / 2.0 * frequency as f64 / (FREQUENCIES - 1) as f64;
+            let hertz = f64::from(RATE) / 2.0 * frequency as f64 / (FREQUENCIES - 1) as f64;
             let slope = ((hertz - low) / (centre - low)).min((high - hertz) / (high - centre));
             slope.max(0.0) * 2.0 / (high - low)
         };

@@ -79,6 +79,13 @@ impl Key<usize> {
     }
 }
 
+impl Key<usize> {
+    /// Declares a key that has one value only.
+    pub const fn exactly(name: &'static str, value: usize) -> Self {
+        Self::new(name, Rule::Integer { least: value as u64, most: value as u64 })
+    }
+}
+
 impl Key<u32> {
     /// Declares a key whose value is a token id.
     pub const fn token(name: &'static str) -> Self {
@@ -197,6 +204,7 @@ impl Rule {
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
+            Self::Integer { least, most } if least == most => write!(f, "{most}"),
             Self::Integer { least, most } => write!(f, "an integer from {least} to {most}"),
             Self::Number { least: Bound::AtLeast(least), most } => {
                 write!(f, "a number from {least} to {most}")

@@ -57,7 +57,6 @@ pub(crate) const THINKER_CONFIG: &str = "thinker_config";
 /// Name of the object that holds the keys of a vision encoder.
 pub(crate) const VISION_CONFIG: &str = "vision_config";
 /// Name of the object that holds the keys of an audio encoder.
-#[cfg(any(test, feature = "fuzzing"))]
 pub(crate) const AUDIO_CONFIG: &str = "audio_config";
 
 // Keys of a text model.
@@ -160,8 +159,52 @@ pub(crate) const MROPE_SECTION: Key<Vec<usize>> =
     Key::integers("mrope_section", Entries::Exactly(3), MAX_HEAD_DIM);
 pub(crate) const MROPE_INTERLEAVED: Key<bool> = Key::flag("mrope_interleaved");
 
-// Keys of the test models and of the simulated model.
+// Placeholders and sentinels of media, and positions of videos.
 pub(crate) const AUDIO_TOKEN_ID: Key<u32> = Key::token("audio_token_id");
+pub(crate) const IMAGE_TOKEN_ID: Key<u32> = Key::token("image_token_id");
+pub(crate) const VIDEO_TOKEN_ID: Key<u32> = Key::token("video_token_id");
+pub(crate) const VISION_START_TOKEN_ID: Key<u32> = Key::token("vision_start_token_id");
+pub(crate) const VISION_END_TOKEN_ID: Key<u32> = Key::token("vision_end_token_id");
+pub(crate) const POSITION_ID_PER_SECONDS: Key<f64> =
+    Key::number("position_id_per_seconds", Above(0.0), 1000.0);
+
+// Keys of files that say how media are prepared. Values of other than one form are not implemented.
+pub(crate) const IMAGE_PROCESSOR_TYPE: Key<String> = Key::choice(
+    "image_processor_type",
+    &[
+        "Qwen2VLImageProcessor",
+        "Qwen2VLImageProcessorFast",
+        "Qwen2VLImageProcessorPil",
+        "Qwen3VLImageProcessor",
+    ],
+);
+pub(crate) const VIDEO_PROCESSOR_TYPE: Key<String> =
+    Key::choice("video_processor_type", &["Qwen2VLVideoProcessor", "Qwen3VLVideoProcessor"]);
+pub(crate) const FEATURE_EXTRACTOR_TYPE: Key<String> =
+    Key::choice("feature_extractor_type", &["WhisperFeatureExtractor"]);
+pub(crate) const MERGE_SIZE: Key<usize> = Key::size("merge_size", MAX_SIDE);
+pub(crate) const MIN_PIXELS: Key<usize> = Key::size("min_pixels", MAX_TENSOR);
+pub(crate) const MAX_PIXELS: Key<usize> = Key::size("max_pixels", MAX_TENSOR);
+/// Name of the object that holds the limits of an image's size.
+pub(crate) const SIZE: &str = "size";
+pub(crate) const SHORTEST_EDGE: Key<usize> = Key::size("shortest_edge", MAX_TENSOR);
+pub(crate) const LONGEST_EDGE: Key<usize> = Key::size("longest_edge", MAX_TENSOR);
+pub(crate) const IMAGE_MEAN: Key<Vec<f64>> = Key::numbers("image_mean", 3, 1.0);
+pub(crate) const IMAGE_STD: Key<Vec<f64>> = Key::numbers("image_std", 3, 1.0);
+pub(crate) const DO_RESIZE: Key<bool> = Key::flag("do_resize");
+pub(crate) const DO_RESCALE: Key<bool> = Key::flag("do_rescale");
+pub(crate) const DO_NORMALIZE: Key<bool> = Key::flag("do_normalize");
+pub(crate) const DO_CONVERT_RGB: Key<bool> = Key::flag("do_convert_rgb");
+pub(crate) const RESCALE_FACTOR: Key<f64> = Key::number("rescale_factor", AtLeast(0.003_92), 0.003_93);
+/// Number of bicubic resizing in PIL.
+pub(crate) const RESAMPLE: Key<usize> = Key::exactly("resample", 3);
+pub(crate) const SAMPLING_RATE: Key<usize> = Key::exactly("sampling_rate", 16_000);
+pub(crate) const HOP_LENGTH: Key<usize> = Key::exactly("hop_length", 160);
+pub(crate) const N_FFT: Key<usize> = Key::exactly("n_fft", 400);
+pub(crate) const FEATURE_SIZE: Key<usize> = Key::size("feature_size", MAX_CHANNELS);
+pub(crate) const DITHER: Key<f64> = Key::number("dither", AtLeast(0.0), 0.0);
+
+// Keys of the test models and of the simulated model.
 pub(crate) const AUDIO_BYTES_PER_TOKEN: Key<usize> = Key::count("audio_bytes_per_token", MAX_WIDTH);
 pub(crate) const AUDIO_ENCODED_TOGETHER: Key<bool> = Key::flag("audio_encoded_together");
 pub(crate) const AUDIO_MAX_CALL_TOKENS: Key<u32> = Key::limit("audio_max_call_tokens", MAX_CONTEXT as u32);

@@ -99,7 +99,6 @@ impl Config {
     }
 
     /// Returns the keys that hold the objects of the family's encoders.
-    #[cfg(any(test, feature = "fuzzing"))]
     pub fn encoder_keys<'a>(&self, file: &'a ConfigFile) -> Result<Keys<'a>, LoadError> {
         nested(file.keys(), self.variant.names.top)
     }

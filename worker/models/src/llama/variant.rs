@@ -5,8 +5,10 @@ use crate::{
         ranges::{TEXT_CONFIG, THINKER_CONFIG},
         text::TextDefaults,
     },
+    encoders::{EncoderRules, VideoRule},
     experts::ExpertSizes,
     rope::RopeDefaults,
+    vision,
 };
 
 /// A family's differences from other families of this architecture.
@@ -27,6 +29,8 @@ pub(crate) struct Variant {
     /// True if a vision encoder may give features that are added behind the first layers (*deepstack*), and positions
     /// have three axes.
     pub pictures: bool,
+    /// Rules of media; `None` if the family takes text alone.
+    pub encoders: Option<&'static EncoderRules>,
     /// Defaults of keys that a config lacks.
     pub defaults: TextDefaults,
     /// Default of `rope_theta`.
@@ -106,6 +110,7 @@ pub(crate) const LLAMA: Variant = Variant {
     experts: None,
     names: ALONE,
     pictures: false,
+    encoders: None,
     defaults: TextDefaults { kv_heads: None, head_dim: None, max_position_embeddings: 2048 },
     theta: RopeDefaults::PLAIN.theta,
 };
@@ -158,6 +163,7 @@ pub(crate) const QWEN3_VL: Variant = Variant {
     windows: Windows::Never,
     names: BESIDE_VISION,
     pictures: true,
+    encoders: Some(&EncoderRules { vision: &vision::VL, videos: VideoRule::Stamped }),
     defaults: TextDefaults { kv_heads: Some(32), head_dim: Some(128), max_position_embeddings: 128_000 },
     theta: 500_000.0,
     ..QWEN3
@@ -188,6 +194,7 @@ pub(crate) const QWEN3_OMNI: Variant = Variant {
         prefix: "thinker.model.",
         lm_head: "thinker.lm_head.weight",
     },
+    encoders: Some(&EncoderRules { vision: &vision::OMNI, videos: VideoRule::Timed }),
     defaults: TextDefaults { kv_heads: Some(4), head_dim: None, max_position_embeddings: 32_768 },
     theta: 1_000_000.0,
     ..QWEN3_VL

@@ -17,7 +17,8 @@ use tutti_transfer::UnitKind;
 
 use super::{logits, plan, tables::Tables};
 use crate::{
-    EmbeddedRows, ExpertLoad, GroupShares, Limits, LogitRequests, LogitResults, Model, PageLayout, WantedRows,
+    EmbeddedRows, EncoderItem, ExpertLoad, GroupShares, Limits, LogitRequests, LogitResults, Model,
+    PageLayout, WantedRows,
 };
 
 /// A whole TP group as one model. It runs its own shard directly, and sends plans to the other ranks.
@@ -204,7 +205,12 @@ impl Model for Leader {
         self.model.has_thinker()
     }
 
-    fn encode(&mut self, walk: WalkId, items: &[&[u8]], out: &mut Vec<f32>) -> Result<(), DeviceError> {
+    fn encode(
+        &mut self,
+        walk: WalkId,
+        items: &[EncoderItem<'_>],
+        out: &mut Vec<f32>,
+    ) -> Result<(), DeviceError> {
         self.model.encode(walk, items, out)
     }
 

@@ -3,10 +3,11 @@
 use tutti_kernels::{Dense, Device, DeviceError, Linear, Norm, Quantize};
 
 use crate::{
-    LoadError, LoadOptions,
+    EncoderItem, LoadError, LoadOptions,
     config::text::TextConfig,
     thinker::Audio,
     weights::{Loader, Role, Source, TensorSpec},
+    with_encoders::MediaEncoder,
 };
 
 /// Number of frames per call of the device's operations.
@@ -62,23 +63,27 @@ impl<D: Device> Encoder<D> {
             normed: device.tensor(TILE, width)?,
         })
     }
+}
 
-    pub fn weight_bytes(&self) -> u64 {
+impl<D: Dense + 'static> MediaEncoder<D> for Encoder<D> {
+    fn weight_bytes(&self) -> u64 {
         self.weight_bytes
     }
 
     /// Appends one embedding per frame of each item to `out`. If an item's last frame is incomplete, it is filled with
     /// zeros.
-    pub fn run(&mut self, device: &mut D, items: &[&[u8]], out: &mut Vec<f32>) -> Result<(), DeviceError>
-    where
-        D: Dense,
-    {
-        if items.is_empty() || items.iter().any(|data| data.is_empty()) {
+    fn run(
+        &mut self,
+        device: &mut D,
+        items: &[EncoderItem<'_>],
+        out: &mut Vec<f32>,
+    ) -> Result<(), DeviceError> {
+        if items.is_empty() || items.iter().any(|item| item.data.is_empty()) {
             return Err(DeviceError::Misuse("audio without a sample".into()));
         }
         let frame = self.audio.bytes_per_token / 2;
         let mut samples: Vec<f32> = Vec::new();
-        for data in items {
+        for EncoderItem { data, .. } in items {
             let sample = |sample: &[u8]| {
                 f32::from(i16::from_le_bytes([sample[0], sample.get(1).copied().unwrap_or(0)]))
             };

@@ -4,7 +4,7 @@
 
 use super::digest;
 use crate::{
-    LoadError,
+    EncoderItem, LoadError,
     config::{keys::Keys, ranges::AUDIO_BYTES_PER_TOKEN},
     thinker::Audio,
 };
@@ -23,10 +23,10 @@ pub fn read(keys: &Keys<'_>) -> Result<Option<Audio>, LoadError> {
 }
 
 /// Appends the embeddings of the tokens of a call's items to `out`. Each embedding depends on all items of the call.
-pub fn encode(items: &[&[u8]], audio: Audio, out: &mut Vec<f32>) {
-    let bytes = items.iter().copied().flatten();
+pub fn encode(items: &[EncoderItem<'_>], audio: Audio, out: &mut Vec<f32>) {
+    let bytes = items.iter().flat_map(|item| item.data);
     let call = bytes.fold(digest::EMPTY, |digest, byte| digest::extend(digest, u32::from(*byte)));
-    let tokens: usize = items.iter().map(|data| data.len().div_ceil(audio.bytes_per_token)).sum();
+    let tokens: usize = items.iter().map(|item| item.data.len().div_ceil(audio.bytes_per_token)).sum();
     for token in 0..tokens {
         let meaning = digest::extend(call, token as u32);
         out.extend((0..WIDTH).map(|lane| f32::from((meaning >> (16 * lane)) as u16)));

@@ -216,10 +216,10 @@ fn audio_means_the_same_however_it_is_cut_and_all_of_it_counts() {
     let (mut encoder, mut model) = (load(Some(&["audio_encoder".into()])), load(Some(&["thinker".into()])));
     model.allocate_planes(8, SLOTS).unwrap();
     let walk = model.declaration().media()[0].walk;
-    assert!(!encoder.has_thinker() && model.encode(walk, &[&[1]], &mut vec![]).is_err());
+    assert!(!encoder.has_thinker() && model.encode(walk, &[(&[1u8][..]).into()], &mut vec![]).is_err());
     let mut token_after = |data: &[u8], cuts: &[usize]| {
         let mut rows = Vec::new();
-        encoder.encode(walk, &[data], &mut rows).unwrap();
+        encoder.encode(walk, &[data.into()], &mut rows).unwrap();
         assert_eq!(rows.len(), 3 * 4);
         let tokens = [1, 7, 7, 7, 2];
         let mut start = 0;

@@ -2,6 +2,7 @@
 
 use tutti_kernels::WeightType;
 
+use super::patches::PatchSizes;
 use crate::{
     LoadError,
     config::{
@@ -132,6 +133,10 @@ impl VisionConfig {
             .map(drop),
         ];
         sizes.into_iter().collect::<Result<(), _>>().map_err(|problem| keys.in_file(problem))
+    }
+
+    pub fn patch_sizes(&self) -> PatchSizes {
+        PatchSizes { patch: self.patch, temporal: self.temporal, merge: self.merge }
     }
 
     pub fn head_dim(&self) -> usize {

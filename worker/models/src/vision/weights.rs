@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Names of a family's tensors that differ between families.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct VisionNames {
     /// Prefix of all names.
     prefix: &'static str,
@@ -94,7 +94,7 @@ impl Specs {
             }
         };
         let positions = format!("{prefix}pos_embed.weight");
-        let features = config.mergers.iter();
+        let merger_of = |index: &usize| merger(format!("{}.{index}", names.features), joined);
         Self {
             patch: Pair::flattened(
                 &format!("{prefix}patch_embed.proj"),
@@ -103,7 +103,7 @@ impl Specs {
             positions: TensorSpec::matrix(positions, Role::Embedding, side * side, hidden),
             layers: (0..config.layers).map(layer).collect(),
             merger: merger("merger".into(), hidden),
-            features: features.map(|index| merger(format!("{}.{index}", names.features), joined)).collect(),
+            features: config.mergers.iter().map(merger_of).collect(),
         }
     }
 

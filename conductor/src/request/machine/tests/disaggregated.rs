@@ -276,8 +276,7 @@ fn with_media(max_replays: u32, role: GraphRole) -> (Request, mailbox::Receiver,
     let item = |first| pb::MediaItem {
         data: vec![1, 2],
         digest: vec![3; 16],
-        first,
-        tokens: 1,
+        runs: vec![pb::MediaRun { first, tokens: 1 }],
         ..Default::default()
     };
     *Arc::get_mut(&mut request.spec).unwrap().media_mut() = vec![item(0), item(2)];
@@ -285,7 +284,7 @@ fn with_media(max_replays: u32, role: GraphRole) -> (Request, mailbox::Receiver,
     let launch = request.launch(role, at(PREFILL), Instant::now()).unwrap();
     assert_eq!(launch.receive_media, Some(pb::PlaneReservation { secret: vec![9; 16], lease_ms: 500 }));
     let media = launch.spec.unwrap().media;
-    assert!(media.iter().all(|item| item.data.is_empty() && item.digest == [3; 16] && item.tokens == 1));
+    assert!(media.iter().all(|item| item.data.is_empty() && item.digest == [3; 16] && item.tokens() == 1));
     (request, receiver, launch.key.unwrap().into())
 }
 

@@ -9,7 +9,7 @@ use std::{
 use serde_json::json;
 use tutti_engine::{Engine, EngineSettings};
 use tutti_kernels::cpu::{CpuDevice, Isa};
-use tutti_models::{LoadFormat, LoadOptions, Model, Quantize, load};
+use tutti_models::{EncoderItem, LoadFormat, LoadOptions, Model, Quantize, load};
 use tutti_proto::{
     Rank,
     cluster::v1::{self as pb, completion::Outcome},
@@ -74,9 +74,9 @@ fn request(request: u64, items: &[Vec<u8>]) -> pb::LaunchGraph {
             kind: pb::MediaKind::Audio.into(),
             format: "wav".into(),
             data: data.clone(),
-            first: spec.prompt.len() as u32,
-            tokens: tokens as u32,
             digest: [digest(data), digest(data)].concat(),
+            runs: vec![pb::MediaRun { first: spec.prompt.len() as u32, tokens: tokens as u32 }],
+            ..Default::default()
         });
         spec.prompt.resize(spec.prompt.len() + tokens, PLACEHOLDER);
     }
@@ -185,11 +185,11 @@ fn one_call_takes_all_items_of_a_request_whatever_the_budget_of_a_step() {
 
     let mut encoder = model(true, None);
     for launch in &launches {
-        let items: Vec<&[u8]> =
-            launch.spec.as_ref().unwrap().media.iter().map(|item| &item.data[..]).collect();
+        let items: Vec<EncoderItem<'_>> =
+            launch.spec.as_ref().unwrap().media.iter().map(|item| (&item.data[..]).into()).collect();
         let (mut joint, mut separate) = (vec![], vec![]);
         encoder.encode(WalkId(ENCODE), &items, &mut joint).unwrap();
-        items.iter().for_each(|item| encoder.encode(WalkId(ENCODE), &[item], &mut separate).unwrap());
+        items.iter().for_each(|item| encoder.encode(WalkId(ENCODE), &[*item], &mut separate).unwrap());
         let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
         let request = launch.key.unwrap().request;
         assert!(alone.embeddings[&request] == bytes(&joint), "request {request}");

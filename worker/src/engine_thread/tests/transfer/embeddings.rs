@@ -22,9 +22,9 @@ fn with_media(request: u64) -> pb::LaunchGraph {
         kind: pb::MediaKind::Audio.into(),
         format: "wav".into(),
         data: (0..BYTES).map(|byte| byte as u8 ^ index ^ request as u8).collect(),
-        first,
-        tokens: TOKENS,
         digest: vec![index; 16],
+        runs: vec![pb::MediaRun { first, tokens: TOKENS }],
+        ..Default::default()
     };
     let mut graph = whole(request);
     let spec = graph.spec.as_mut().unwrap();
@@ -136,8 +136,8 @@ async fn embeddings_that_the_receiver_does_not_expect_are_an_error() {
     let (_, Outcome::Failed(fault)) = from.ends().await else { panic!("it was taken") };
     assert!(fault.message.contains("[20] embeddings are announced, but 40 are reserved"), "{fault:?}");
     let mut graph = encode(2, &reserved);
-    graph.spec.as_mut().unwrap().media[0].tokens = 21;
+    graph.spec.as_mut().unwrap().media[0].runs[0].tokens = 21;
     from.launch(graph).await;
     let (_, Outcome::Refused(fault)) = from.ends().await else { panic!("it was run") };
-    assert_eq!(fault.field, "media[0]");
+    assert_eq!(fault.field, "media[0].runs");
 }

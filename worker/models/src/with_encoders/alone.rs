@@ -1,19 +1,19 @@
-//! The encoder on a worker that holds no other node.
+//! Encoders on a worker that holds no thinker.
 
 use std::time::Instant;
 
-use tutti_kernels::{Dense, Device, DeviceError, PageId, StepInputs};
+use tutti_kernels::{Device, DeviceError, PageId, StepInputs};
 use tutti_proto::declaration::{ModelDeclaration, WalkId};
 
-use super::encoder::Encoder;
+use super::HeldEncoders;
 use crate::{
-    PageLayout,
+    DecoderDevice, EncoderItem, PageLayout,
     model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model, WantedRows},
 };
 
-pub(super) struct EncoderOnly<D: Device> {
+pub(super) struct EncodersAlone<D: Device> {
     pub device: D,
-    pub encoder: Encoder<D>,
+    pub encoders: HeldEncoders<D>,
     pub declaration: ModelDeclaration,
     pub limits: Limits,
 }
@@ -22,7 +22,7 @@ fn no_thinker() -> DeviceError {
     DeviceError::Misuse("this worker holds no thinker".into())
 }
 
-impl<D: Dense> Model for EncoderOnly<D> {
+impl<D: DecoderDevice> Model for EncodersAlone<D> {
     fn declaration(&self) -> &ModelDeclaration {
         &self.declaration
     }
@@ -32,7 +32,7 @@ impl<D: Dense> Model for EncoderOnly<D> {
     }
 
     fn describe(&self) -> String {
-        format!("audio encoder alone (for tests), on {}", self.device.describe())
+        format!("{} alone, on {}", self.encoders.names(), self.device.describe())
     }
 
     fn device_name(&self) -> String {
@@ -40,7 +40,7 @@ impl<D: Dense> Model for EncoderOnly<D> {
     }
 
     fn weight_bytes(&self) -> u64 {
-        self.encoder.weight_bytes()
+        self.encoders.weight_bytes()
     }
 
     fn step_bytes(&self) -> u64 {
@@ -75,11 +75,13 @@ impl<D: Dense> Model for EncoderOnly<D> {
         false
     }
 
-    fn encode(&mut self, walk: WalkId, items: &[&[u8]], out: &mut Vec<f32>) -> Result<(), DeviceError> {
-        if !self.declaration.encodes(walk) {
-            return Err(no_thinker());
-        }
-        self.encoder.run(&mut self.device, items, out)
+    fn encode(
+        &mut self,
+        walk: WalkId,
+        items: &[EncoderItem<'_>],
+        out: &mut Vec<f32>,
+    ) -> Result<(), DeviceError> {
+        self.encoders.of_walk(&self.declaration, walk)?.run(&mut self.device, items, out)
     }
 
     fn enqueue_logits(&mut self, _: &LogitRequests<'_>) -> Result<(), DeviceError> {

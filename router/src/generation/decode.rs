@@ -1,0 +1,455 @@
+//! Decodes media to the canonical forms that a model declares, in a bounded pool of their own: texts never wait for
+//! media.
+//!
+//! Memory is taken before it is allocated, by caller ([`Bound`]). What decoding needs is given back when an item is
+//! decoded; the canonical forms keep theirs until the request ends, because a request that is sent again needs them.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use tutti_media::{Budget, MediaError, Memory, Pixels, SAMPLE_RATE, SizeLimits};
+use tutti_proto::{
+    cluster::v1::{self as pb, MediaKind},
+    declaration::{ClipInput, MediaForm, MediaInput, PixelCount, PixelInput, media_tokens},
+};
+use tutti_runtime::Error;
+use tutti_settings::RouterSettings;
+
+use super::request::{Detail, Media};
+use crate::{
+    bound::{Bound, Held, for_large},
+    keys::Share,
+    served::ServedModel,
+    work_lane::{LaneSize, NotRun, WorkLane},
+};
+
+/// Quantum of the deficit round robin, in bytes of files per turn of a caller.
+const QUANTUM_BYTES: u64 = 256 << 10;
+/// Pixels of a picture of low detail.
+const LOW_DETAIL_PIXELS: u64 = 512 * 512;
+/// Bytes per pixel.
+const CHANNELS: usize = 3;
+/// Bytes per sample.
+const SAMPLE_BYTES: usize = size_of::<f32>();
+/// Formats of pictures and frames. Decoders look at the bytes, because clients often name another format.
+const PICTURES: [&str; 3] = ["png", "jpeg", "webp"];
+/// Formats of recordings.
+const RECORDINGS: [&str; 3] = ["wav", "mp3", "flac"];
+/// Time after which a request that found no room may be sent again.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// The threads that decode media, and the memory of media.
+pub struct MediaPool {
+    lane: WorkLane,
+    memory: Arc<MediaMemory>,
+}
+
+/// Memory of all media.
+struct MediaMemory {
+    limit: u64,
+    held: Mutex<Bound>,
+}
+
+/// The memory of one request's media. Dropping it gives the memory back.
+pub struct MediaLease {
+    memory: Arc<MediaMemory>,
+    share: Share,
+    bytes: usize,
+    held: Option<Held>,
+}
+
+/// A request's media in canonical forms, before their places in the prompt are known.
+#[derive(Default)]
+pub struct DecodedMedia {
+    /// The items, without runs.
+    pub items: Vec<DecodedItem>,
+    /// The memory of the items. `None` if there are none.
+    pub lease: Option<MediaLease>,
+}
+
+/// A media item in canonical form.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecodedItem {
+    /// Path of the item in the request, for errors.
+    pub path: String,
+    /// The item, without runs.
+    pub item: pb::MediaItem,
+    /// Number of the item's tokens.
+    pub tokens: u32,
+    /// The placeholder token of its kind.
+    pub placeholder: u32,
+    /// The texts in front of the item's runs, such as `<0.5 seconds>`. Empty if the item is one run without a text.
+    pub times: Vec<String>,
+}
+
+impl DecodedItem {
+    /// Number of the item's placeholders in a client's prompt: one for each of its runs.
+    pub fn placeholders(&self) -> usize {
+        self.times.len().max(1)
+    }
+}
+
+/// Numbers of a request's media tokens, by kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MediaTokens {
+    /// Tokens of recordings.
+    pub audio: u32,
+    /// Tokens of pictures.
+    pub image: u32,
+    /// Tokens of videos.
+    pub video: u32,
+}
+
+impl MediaTokens {
+    /// Counts the tokens of items.
+    pub fn of<'a>(items: impl Iterator<Item = &'a pb::MediaItem>) -> Self {
+        items.fold(Self::default(), |mut counts, item| {
+            let tokens = item.tokens() as u32;
+            match item.kind() {
+                MediaKind::Audio => counts.audio += tokens,
+                MediaKind::Image => counts.image += tokens,
+                MediaKind::Video => counts.video += tokens,
+                MediaKind::Unspecified => {}
+            }
+            counts
+        })
+    }
+}
+
+impl MediaPool {
+    /// Creates the pool of these settings.
+    pub fn new(settings: &RouterSettings) -> Self {
+        let size =
+            LaneSize { threads: settings.media_threads, queue: settings.media_queue, quantum: QUANTUM_BYTES };
+        let memory = MediaMemory { limit: settings.max_media_memory as u64, held: Mutex::default() };
+        Self { lane: WorkLane::new(size), memory: Arc::new(memory) }
+    }
+
+    /// Decodes items that [`check`] accepts. `copies` is the number of further copies of the canonical forms that the
+    /// request will have.
+    pub async fn decode(
+        &self,
+        media: Vec<Media>,
+        model: Arc<ServedModel>,
+        limits: Arc<RouterSettings>,
+        share: Share,
+        copies: u32,
+    ) -> Result<DecodedMedia, Error> {
+        if media.is_empty() {
+            return Ok(DecodedMedia::default());
+        }
+        let lease = MediaLease { memory: self.memory.clone(), share, bytes: 0, held: None };
+        let bytes: usize = media.iter().flat_map(|item| &item.data).map(Vec::len).sum();
+        let span = tracing::Span::current();
+        let decode = move || span.in_scope(|| decode_all(media, &model, &limits, lease, copies));
+        self.lane.run(share, bytes as u64, decode).await.map_err(|error| match error {
+            NotRun::Full { ahead, limit } => {
+                let message = format!("media of {ahead} requests are decoded or wait, the limit is {limit}");
+                Error::overloaded(message, RETRY_AFTER)
+            }
+            NotRun::Failed(error) => error,
+        })?
+    }
+}
+
+impl Memory for MediaLease {
+    fn take(&mut self, bytes: usize) -> bool {
+        let total = self.bytes.saturating_add(bytes);
+        let (limit, amount) = (self.memory.limit, total as u64);
+        // A larger amount would count as this one.
+        if amount > for_large(limit) {
+            return false;
+        }
+        let mut all = self.memory.held.lock();
+        let changed = match self.held.take() {
+            Some(held) => all.change(limit, held, amount),
+            None => match all.enter(limit, self.share, amount) {
+                Some(held) => Ok(held),
+                None => return false,
+            },
+        };
+        let is_taken = changed.is_ok();
+        if is_taken {
+            self.bytes = total;
+        }
+        self.held = Some(changed.unwrap_or_else(|before| before));
+        is_taken
+    }
+
+    fn give(&mut self, bytes: usize) {
+        self.bytes = self.bytes.saturating_sub(bytes);
+        let mut all = self.memory.held.lock();
+        if let Some(held) = self.held.take() {
+            self.held = Some(all.replace(self.memory.limit, held, self.bytes as u64));
+        }
+    }
+}
+
+impl Drop for MediaLease {
+    fn drop(&mut self) {
+        if let Some(held) = self.held.take() {
+            self.memory.held.lock().leave(held);
+        }
+    }
+}
+
+impl MediaLease {
+    /// Names an item that has no canonical form.
+    fn refused(&self, path: &str, error: MediaError) -> Error {
+        match error {
+            MediaError::NoMemory(bytes) if bytes as u64 <= for_large(self.memory.limit) => {
+                let message = format!("{path} {error}: the limit for all media is {}", self.memory.limit);
+                Error::overloaded(message, RETRY_AFTER)
+            }
+            error => Error::invalid(path, error.to_string()),
+        }
+    }
+}
+
+/// Decodes items on this thread with the default limits, for fuzzers.
+#[cfg(feature = "fuzzing")]
+pub fn decode_now(media: Vec<Media>, model: &ServedModel, copies: u32) -> Result<DecodedMedia, Error> {
+    let settings = RouterSettings::default();
+    let memory = MediaPool::new(&settings).memory;
+    let lease = MediaLease { memory, share: Share::default(), bytes: 0, held: None };
+    decode_all(media, model, &settings, lease, copies)
+}
+
+/// Checks what can be checked before anything is decoded: the number of items, their kinds, formats and options.
+pub fn check(media: &[Media], model: &ServedModel, limits: &RouterSettings) -> Result<(), Error> {
+    if let Some(item) = media.get(limits.max_media_items) {
+        let message = format!(
+            "is one of {} items of media, but a request may have at most {}",
+            media.len(),
+            limits.max_media_items
+        );
+        return Err(Error::invalid(&item.path, message));
+    }
+    let inputs = model.media_inputs();
+    media.iter().try_for_each(|item| check_item(item, input_of(item, &inputs)?))
+}
+
+fn input_of<'a>(item: &Media, inputs: &'a [MediaInput]) -> Result<&'a MediaInput, Error> {
+    let kind = kind_name(item.kind);
+    inputs
+        .iter()
+        .find(|input| input.kind == item.kind)
+        .ok_or_else(|| Error::invalid(&item.path, format!("is {kind}, which the model does not take")))
+}
+
+fn kind_name(kind: MediaKind) -> String {
+    kind.as_str_name().to_lowercase()
+}
+
+fn check_item(item: &Media, input: &MediaInput) -> Result<(), Error> {
+    let refused =
+        |member: &str, message: String| Err(Error::invalid(format!("{}.{member}", item.path), message));
+    let kind = kind_name(item.kind);
+    let known: Vec<&str> = match (&input.form, item.kind) {
+        (MediaForm::Bytes { .. }, _) => input.formats.iter().map(String::as_str).collect(),
+        (_, MediaKind::Audio) => RECORDINGS.to_vec(),
+        _ => PICTURES.to_vec(),
+    };
+    if !known.contains(&item.format.as_str()) {
+        let (format, known) = (&item.format, known.join(", "));
+        return match item.kind {
+            MediaKind::Video => refused(
+                "format",
+                format!(
+                    "is {format:?}, a container that is not decoded here: send the frames as \
+                     data:video/jpeg;base64,FRAME,FRAME with fps (also png and webp)"
+                ),
+            ),
+            _ => refused("format", format!("is {format:?}, but {kind} must be one of {known}")),
+        };
+    }
+    if item.data.is_empty() || item.data.iter().any(Vec::is_empty) {
+        return refused("data", "is empty".into());
+    }
+    if item.data.len() > 1 && item.kind != MediaKind::Video {
+        return refused("frames", format!("cannot be several, because the item is {kind}"));
+    }
+    let MediaForm::Pixels(pixels) = input.form else { return Ok(()) };
+    match (item.kind, item.fps) {
+        (MediaKind::Video, None) if item.data.len() > 1 => {
+            refused("fps", "is required for two frames or more: the number of frames per second".into())
+        }
+        (MediaKind::Video, Some(fps)) if !(seconds_per_patch(&pixels, fps) <= 3600.0 && fps <= 1000.0) => {
+            refused("fps", format!("is {fps}, but must be above 0 and at most 1000"))
+        }
+        (MediaKind::Video, _) | (_, None) => Ok(()),
+        (_, Some(_)) => refused("fps", format!("belongs to videos, but the item is {kind}")),
+    }
+}
+
+/// Seconds from one patch of frames to the next, as the reference computes them.
+fn seconds_per_patch(pixels: &PixelInput, fps: f32) -> f32 {
+    if fps > 0.0 { (f64::from(pixels.temporal) / f64::from(fps)) as f32 } else { f32::INFINITY }
+}
+
+/// The limits of one request's items.
+struct Limits<'a> {
+    settings: &'a RouterSettings,
+    /// Maximum number of tokens of a prompt.
+    tokens: usize,
+    /// Bytes of canonical forms that are left to the request.
+    left: usize,
+}
+
+fn decode_all(
+    media: Vec<Media>,
+    model: &ServedModel,
+    settings: &RouterSettings,
+    mut lease: MediaLease,
+    copies: u32,
+) -> Result<DecodedMedia, Error> {
+    let inputs = model.media_inputs();
+    let tokens = model.max_model_len() as usize;
+    let mut limits = Limits { settings, tokens, left: settings.max_media_bytes };
+    let mut decoded = Vec::with_capacity(media.len());
+    let mut items = Vec::with_capacity(media.len());
+    for item in media {
+        let input = input_of(&item, &inputs)?;
+        let (path, fps) = (item.path.clone(), item.fps.unwrap_or(1.0));
+        let frames = item.data.len();
+        let done =
+            decode_item(item, input, &limits, &mut lease).map_err(|error| lease.refused(&path, error))?;
+        limits.left = limits.left.saturating_sub(done.data.len());
+        let times = match input.form {
+            MediaForm::Pixels(pixels) if input.kind == MediaKind::Video && pixels.timestamps.is_some() => {
+                times(frames, pixels.temporal as usize, fps)
+            }
+            _ => Vec::new(),
+        };
+        decoded.push((path, input.placeholder, times));
+        items.push(done);
+    }
+    // The canonical forms are copied for each choice.
+    let (bytes, copies) = (items.iter().map(|item| item.data.len()).sum::<usize>(), copies as usize);
+    if !lease.take(bytes.saturating_mul(copies)) {
+        return Err(lease.refused("media", MediaError::NoMemory(bytes.saturating_mul(copies))));
+    }
+    let counts = media_tokens(&inputs, &items).map_err(|error| {
+        let path = &decoded[error.item].0;
+        Error::invalid(format!("{path}.{}", error.field), error.problem)
+    })?;
+    let of_item =
+        |((path, placeholder, times), (item, tokens))| DecodedItem { path, item, tokens, placeholder, times };
+    let items = decoded.into_iter().zip(items.into_iter().zip(counts)).map(of_item).collect();
+    Ok(DecodedMedia { items, lease: Some(lease) })
+}
+
+/// Decodes an item to its canonical form, without tokens.
+fn decode_item(
+    item: Media,
+    input: &MediaInput,
+    limits: &Limits<'_>,
+    lease: &mut MediaLease,
+) -> Result<pb::MediaItem, MediaError> {
+    let Media { kind, format, mut data, fps, detail, .. } = item;
+    let empty = pb::MediaItem { kind: kind.into(), ..pb::MediaItem::default() };
+    let timeout = Duration::from_millis(limits.settings.media_timeout_ms.into());
+    let mut budget = Budget {
+        memory: lease,
+        pixels: limits.settings.max_media_pixels as u64,
+        samples: 0,
+        deadline: Instant::now() + timeout,
+    };
+    match input.form {
+        MediaForm::Bytes { .. } => {
+            let data = data.pop().unwrap_or_default();
+            if !budget.memory.take(data.len()) {
+                return Err(MediaError::NoMemory(data.len()));
+            }
+            Ok(pb::MediaItem { format, data, ..empty })
+        }
+        MediaForm::Clips(clips) => {
+            budget.samples = max_samples(&clips, limits);
+            if clips.rate != SAMPLE_RATE {
+                return Err(MediaError::Rate(clips.rate));
+            }
+            let samples = tutti_media::decode_audio(data.first().map_or(&[], Vec::as_slice), &mut budget)?;
+            let bytes = samples.len() * SAMPLE_BYTES;
+            if !budget.memory.take(bytes) {
+                return Err(MediaError::NoMemory(bytes));
+            }
+            let mut data = Vec::with_capacity(bytes);
+            samples.iter().for_each(|sample| data.extend_from_slice(&sample.to_le_bytes()));
+            drop(samples);
+            budget.memory.give(bytes);
+            Ok(pb::MediaItem { data, ..empty })
+        }
+        MediaForm::Pixels(pixels) => {
+            let count = data.len();
+            let size = |own: Pixels| {
+                let size = size(&pixels, detail, count, own)?;
+                let bytes = [count, size[0], size[1], CHANNELS].into_iter().fold(1, usize::saturating_mul);
+                match bytes <= limits.left {
+                    true => Ok(size),
+                    false => Err(MediaError::TooLarge { bytes, left: limits.left }),
+                }
+            };
+            if kind == MediaKind::Video {
+                let files: Vec<&[u8]> = data.iter().map(Vec::as_slice).collect();
+                let frames = tutti_media::decode_frames(&files, &mut budget, size)?;
+                let patches = frames.count.div_ceil(pixels.temporal.max(1) as usize);
+                return Ok(pb::MediaItem {
+                    grid: Some(grid(&pixels, patches, frames.size)),
+                    seconds_per_grid: Some(seconds_per_patch(&pixels, fps.unwrap_or(1.0))),
+                    data: frames.pixels,
+                    ..empty
+                });
+            }
+            let file = data.first().map_or(&[][..], Vec::as_slice);
+            let picture = tutti_media::decode_picture(file, &mut budget, size)?;
+            Ok(pb::MediaItem { grid: Some(grid(&pixels, 1, picture.size)), data: picture.pixels, ..empty })
+        }
+    }
+}
+
+/// The number of samples after which a recording has more tokens than a prompt, or more bytes than are left.
+fn max_samples(clips: &ClipInput, limits: &Limits<'_>) -> usize {
+    let chunk = clips.tokens_of_frames(clips.chunk as usize).max(1);
+    let chunks = limits.tokens / chunk + 1;
+    chunks
+        .saturating_mul(clips.chunk as usize)
+        .saturating_mul(clips.hop as usize)
+        .min(limits.left / SAMPLE_BYTES)
+}
+
+/// The size to which pictures or frames are resized.
+fn size(pixels: &PixelInput, detail: Detail, frames: usize, own: Pixels) -> Result<Pixels, MediaError> {
+    let least = pixels.shortest_edge;
+    let most = match detail {
+        Detail::Full => pixels.longest_edge,
+        Detail::Low => pixels.longest_edge.min(LOW_DETAIL_PIXELS.max(least)),
+    };
+    let [least, most] = [least, most].map(|edge| usize::try_from(edge).unwrap_or(usize::MAX));
+    let sizes = SizeLimits { factor: (pixels.patch * pixels.merge) as usize, least, most };
+    Ok(match pixels.counted {
+        PixelCount::PerFrame => sizes.size(own)?,
+        PixelCount::AllFrames => sizes.video_size(frames, pixels.temporal as usize, own)?,
+    })
+}
+
+fn grid(pixels: &PixelInput, patches: usize, [height, width]: Pixels) -> pb::MediaGrid {
+    let [height, width] = [height, width].map(|side| (side / pixels.patch.max(1) as usize) as u32);
+    pb::MediaGrid { frames: patches as u32, height, width }
+}
+
+/// The texts in front of the patches of `frames` frames: the mean of the times of a patch's first and last frame.
+fn times(frames: usize, per_patch: usize, fps: f32) -> Vec<String> {
+    let per_patch = per_patch.max(1);
+    let time = |frame: usize| frame.min(frames.saturating_sub(1)) as f64 / f64::from(fps);
+    let of_patch = |first: usize| {
+        let seconds = (time(first) + time(first + per_patch - 1)) / 2.0;
+        format!("<{seconds:.1} seconds>")
+    };
+    (0..frames).step_by(per_patch).map(of_patch).collect()
+}
+
+#[cfg(test)]
+mod tests;
