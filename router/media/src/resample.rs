@@ -1,5 +1,5 @@
-//! Resampling of recordings: a low-pass filter in f64, a sinc under a Kaiser window, evaluated at the exact ratio of the
-//! two rates.
+//! Resampling of recordings: a low-pass filter in f64, a sinc under a Kaiser window, evaluated at the exact ratio of
+//! the two rates.
 //!
 //! Up to 7/8 of half the lower rate, amplitudes stay within 0.1 dB. From half the lower rate on, what would be folded
 //! back is below -80 dB. Equal rates pass samples on, to the bit.

@@ -78,8 +78,8 @@ impl SizeLimits {
 
 impl SizeLimits {
     /// The size to which the frames of a video are resized if the limits count the pixels of all frames, as in
-    /// transformers `models/qwen3_vl/video_processing_qwen3_vl.py` (`smart_resize`). `per_patch` is the number of frames
-    /// per patch. A video of fewer frames repeats its last.
+    /// transformers `models/qwen3_vl/video_processing_qwen3_vl.py` (`smart_resize`). `per_patch` is the number of
+    /// frames per patch. A video of fewer frames repeats its last.
     pub fn video_size(
         &self,
         frames: usize,

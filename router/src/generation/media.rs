@@ -1,6 +1,6 @@
-//! Placeholders of media in a prompt. The client's prompt has one placeholder token per item, or one per patch of frames
-//! of a video whose frames have their times in front of them. The prompt sent to the conductor has one placeholder token
-//! for every token that the item takes.
+//! Placeholders of media in a prompt. The client's prompt has one placeholder token per item, or one per patch of
+//! frames of a video whose frames have their times in front of them. The prompt sent to the conductor has one
+//! placeholder token for every token that the item takes.
 
 use tutti_proto::{
     TokenLimit,

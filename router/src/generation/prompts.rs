@@ -121,8 +121,8 @@ pub enum Length {
 }
 
 /// Encodes a prompt, whose text gets the times of the frames of `media`. `chat_special_tokens` says what special tokens
-/// in the text of a conversation are. Returns the prompt's token ids, and its text unless the prompt was given as token ids. CPU-bound:
-/// run it in the text pool.
+/// in the text of a conversation are. Returns the prompt's token ids, and its text unless the prompt was given as token
+/// ids. CPU-bound: run it in the text pool.
 pub fn to_tokens(
     prompt: Prompt,
     media: &[DecodedItem],
