@@ -3,6 +3,7 @@
 import os
 import signal
 
+import openai
 import pytest
 from harness import wait_for
 from media_model import ask, text
@@ -89,3 +90,21 @@ def test_every_stream_survives_the_death_of_the_encoders_worker(start, model, di
     wait_for("a replacement", lambda: cluster.workers_by_rank().get(0, pid) != pid)
     cluster.wait_until_ready()
     cluster.wait_until_idle()
+
+
+def test_openai_sends_a_picture_and_a_recording(start, model):
+    cluster = start("--workers", 1, *model)
+    parts = [text("What is this? "), image(png(40, 24, 1)), audio(wav(6_500, 1))]
+    expected = cluster.chat(**ask(*parts))
+    with openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="unused", max_retries=0, timeout=120) as client:
+        sent = ask(*parts) | {"model": cluster.model}
+        more = {key: sent.pop(key) for key in list(sent) if key in ("ignore_eos", "min_tokens")}
+        whole = client.chat.completions.create(**sent, extra_body=more)
+        assert whole.choices[0].message.content == expected["choices"][0]["message"]["content"]
+        counted = whole.usage.prompt_tokens_details
+        assert counted.audio_tokens > 0 and counted.model_extra["image_tokens"] > 0
+        chunks = client.chat.completions.create(**sent, extra_body=more, stream=True)
+        deltas = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
+        assert "".join(deltas) == whole.choices[0].message.content
+        with pytest.raises(openai.BadRequestError, match=r"image_url"):
+            client.chat.completions.create(**sent | {"messages": ask(image(b"no picture"))["messages"]})

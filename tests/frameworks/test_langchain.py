@@ -1,12 +1,16 @@
 """LangChain: `with_structured_output` in all its methods, `bind_tools`, streams, and an agent."""
 
+import base64
 import json
 
+import omni_model
 import pytest
 from agent_scripts import ADA, LOOP, MODEL, PERSON, PERSON_TOOL, TEXT, question, weather
 from langchain.agents import create_agent
+from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
+from launcher import launcher
 from pydantic import BaseModel, Field
 
 
@@ -83,3 +87,24 @@ def test_an_agent_with_an_answer_of_a_schema(model):
     agent = create_agent(model, [get_weather], response_format=Person)
     found = agent.invoke({"messages": [{"role": "user", "content": question(PERSON_TOOL, "Who is it?")}]})
     assert found["structured_response"] == Person(**ADA), json.dumps(ADA)
+
+
+def test_a_picture_and_a_recording(tmp_path):
+    start, finish = launcher(tmp_path)
+    try:
+        cluster = start("--workers", 1, *omni_model.write(tmp_path / "checkpoint"))
+        chat = ChatOpenAI(base_url=f"{cluster.url}/v1", api_key="unused", model=cluster.model, max_retries=0, max_tokens=8, temperature=0)
+
+        def block(kind, mime_type, data):
+            return {"type": kind, "mime_type": mime_type, "base64": base64.b64encode(data).decode()}
+
+        picture, sound = omni_model.png(40, 24, 1), omni_model.wav(6_500, 1)
+        blocks = [block("image", "image/png", picture), block("audio", "audio/wav", sound)]
+        answer = chat.invoke([HumanMessage([{"type": "text", "text": "What is this?"}, *blocks])])
+        details = answer.usage_metadata["input_token_details"]
+        assert details["audio"] > 0 and answer.usage_metadata["output_tokens"] > 0
+        parts = [{"type": "text", "text": "What is this?"}, omni_model.image(picture), omni_model.audio(sound)]
+        same = cluster.chat(messages=[{"role": "user", "content": parts}], max_tokens=8, temperature=0)
+        assert answer.content == same["choices"][0]["message"]["content"]
+    finally:
+        finish()
