@@ -240,7 +240,8 @@ fn huge_png() -> Vec<u8> {
 
 #[tokio::test]
 async fn hostile_media_get_a_400_that_names_the_part() {
-    let setup = ready().await;
+    // Sixteen seconds of sound.
+    let setup = ready_with(support::settings(|settings| settings.max_media_bytes = 1 << 20)).await;
     let url = |name: &str, url: &str| json!({ "type": name, name: { "url": url } });
     let mut nan = wav(1);
     nan[20] = 3;
@@ -255,7 +256,7 @@ async fn hostile_media_get_a_400_that_names_the_part() {
         frame
     };
     let hours = json!({ "type": "input_audio",
-        "input_audio": { "data": base64(&silence.repeat(4000)), "format": "mp3" } });
+        "input_audio": { "data": base64(&silence.repeat(1000)), "format": "mp3" } });
     let other = {
         let mut frame = PICTURE.to_vec();
         let at = frame.windows(2).position(|marker| marker == [0xff, 0xc0]).unwrap();

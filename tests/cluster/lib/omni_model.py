@@ -38,7 +38,7 @@ def write(directory):
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     (directory / "generation_config.json").symlink_to(SHIPPED / "generation_config.json")
     ids = {name.strip("<|>"): FIRST_TOKEN + n for n, name in enumerate(TOKENS)}
-    text = dict(vocab_size=FIRST_TOKEN + len(TOKENS), hidden_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=32)
+    text = dict(vocab_size=FIRST_TOKEN + 16, hidden_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=32)
     text |= dict(intermediate_size=96, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, max_position_embeddings=4096)
     text |= dict(eos_token_id=1023, rope_scaling=dict(rope_type="default", mrope_section=[8, 4, 4]))
     vision = dict(depth=3, hidden_size=32, intermediate_size=48, num_heads=2, patch_size=PATCH, num_position_embeddings=36, out_hidden_size=64, deepstack_visual_indexes=[0, 2])
