@@ -117,7 +117,9 @@ impl MediaInput {
             MediaForm::Bytes { .. } => None,
             _ if !self.formats.is_empty() => Some("has one form, but names formats"),
             MediaForm::Clips(_) if !is_sound => Some("is taken as clips, but is no sound"),
-            MediaForm::Clips(_) if !self.encoded_together => Some("is padded to the longest, but encoded one by one"),
+            MediaForm::Clips(_) if !self.encoded_together => {
+                Some("is padded to the longest, but encoded one by one")
+            }
             MediaForm::Clips(ClipInput { halvings, .. }) if halvings > 32 => Some("has too many halvings"),
             MediaForm::Clips(_) => None,
             MediaForm::Pixels(_) if is_sound => Some("is taken as pixels, but is sound"),
@@ -173,6 +175,14 @@ pub enum EncoderCallError {
 }
 
 impl EncoderCallError {
+    /// Index of the item at fault, or of the first one of a call.
+    pub fn item(&self) -> usize {
+        match self {
+            Self::NoInput { item } => *item,
+            Self::TooLarge { call, .. } => call.items.first().copied().unwrap_or_default(),
+        }
+    }
+
     /// The request's field at fault: one item, or all items if a call encodes several.
     pub fn field(&self) -> String {
         match self {
@@ -190,28 +200,37 @@ impl ModelDeclaration {
     /// one call for all items of an input that is [encoded together](MediaInput::encoded_together). The items' runs say
     /// how many tokens they have.
     pub fn encoder_calls(&self, items: &[pb::MediaItem]) -> Result<Vec<EncoderCall>, EncoderCallError> {
-        let mut calls: Vec<EncoderCall> = Vec::new();
-        for (index, item) in items.iter().enumerate() {
-            let input = self.media_input(item.kind()).ok_or(EncoderCallError::NoInput { item: index })?;
-            let (walk, tokens) = (input.walk, item.tokens());
-            match calls.iter_mut().find(|call| input.encoded_together && call.walk == walk) {
-                Some(call) => {
-                    call.items.push(index);
-                    call.tokens = call.tokens.saturating_add(tokens);
-                }
-                None => calls.push(EncoderCall { walk, items: vec![index], tokens }),
-            }
-        }
-        for call in &calls {
-            let input = self.media.iter().find(|input| input.walk == call.walk);
-            if let Some(limit) = input.and_then(|input| input.max_call_tokens)
-                && call.tokens > limit as usize
-            {
-                return Err(EncoderCallError::TooLarge { call: call.clone(), limit });
-            }
-        }
-        Ok(calls)
+        encoder_calls(&self.media, items.iter().map(|item| (item.kind(), item.tokens())))
     }
+}
+
+/// [`ModelDeclaration::encoder_calls`] of items of which only kinds and numbers of tokens are known.
+pub fn encoder_calls(
+    inputs: &[MediaInput],
+    items: impl Iterator<Item = (pb::MediaKind, usize)>,
+) -> Result<Vec<EncoderCall>, EncoderCallError> {
+    let mut calls: Vec<EncoderCall> = Vec::new();
+    for (index, (kind, tokens)) in items.enumerate() {
+        let input = inputs.iter().find(|input| input.kind == kind);
+        let input = input.ok_or(EncoderCallError::NoInput { item: index })?;
+        let walk = input.walk;
+        match calls.iter_mut().find(|call| input.encoded_together && call.walk == walk) {
+            Some(call) => {
+                call.items.push(index);
+                call.tokens = call.tokens.saturating_add(tokens);
+            }
+            None => calls.push(EncoderCall { walk, items: vec![index], tokens }),
+        }
+    }
+    for call in &calls {
+        let input = inputs.iter().find(|input| input.walk == call.walk);
+        if let Some(limit) = input.and_then(|input| input.max_call_tokens)
+            && call.tokens > limit as usize
+        {
+            return Err(EncoderCallError::TooLarge { call: call.clone(), limit });
+        }
+    }
+    Ok(calls)
 }
 
 impl ModelDeclaration {

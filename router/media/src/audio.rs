@@ -98,8 +98,14 @@ impl Opened {
             [0xff, second, ..] if second & 0xe6 == 0xe2 => Format::Mp3,
             _ => return Err(MediaError::NoAudio),
         };
-        let data = if matches!(format, Format::Mp3) { without_id3(data) } else { data };
-        let source = Source { bytes: Cursor::new(data.into()), deadline };
+        let data = match format {
+            Format::Mp3 => without_id3(data).into(),
+            Format::Flac => {
+                without_metadata(data).ok_or_else(|| MediaError::Damaged(NO_STREAMINFO.into()))?
+            }
+            Format::Wav => data.into(),
+        };
+        let source = Source { bytes: Cursor::new(data), deadline };
         let stream = MediaSourceStream::new(Box::new(source), Default::default());
         let options = FormatOptions::default();
         let packets: Box<dyn FormatReader> = match format {
@@ -133,6 +139,34 @@ fn without_id3(data: &[u8]) -> &[u8] {
     data.get(HEADER + size + footer..).unwrap_or(&[])
 }
 
+/// The reason why a FLAC cannot be decoded that does not describe its samples.
+const NO_STREAMINFO: &str = "it does not begin with a block that describes its samples";
+
+/// A FLAC without its pictures, texts and tables of positions, which the reader would copy and sort: the block of stream
+/// information as the only one, and the frames. `None` if there is no such block.
+fn without_metadata(data: &[u8]) -> Option<Box<[u8]>> {
+    /// The bytes in front of the first block.
+    const MARK: usize = 4;
+    /// Bytes of a block's header: one bit for the last block, seven for the type, and the length.
+    const HEADER: usize = 4;
+    /// Bytes of the block of stream information, whose type is 0.
+    const STREAMINFO: usize = 34;
+    let block = |at: usize| {
+        let [first, a, b, c] = *data.get(at..at.checked_add(HEADER)?)?.first_chunk()?;
+        let length = u32::from_be_bytes([0, a, b, c]) as usize;
+        Some((first & 0x80 != 0, first & 0x7f, at + HEADER..at + HEADER + length))
+    };
+    let (mut is_last, kind, range) = block(MARK)?;
+    let information = data.get(range.clone()).filter(|bytes| kind == 0 && bytes.len() == STREAMINFO)?;
+    let mut end = range.end;
+    while !is_last {
+        let (last, _, range) = block(end)?;
+        (is_last, end) = (last, range.end);
+    }
+    let header = [0x80, 0, 0, STREAMINFO as u8];
+    Some([&data[..MARK], &header, information, data.get(end..)?].concat().into())
+}
+
 fn decode(data: &[u8], budget: &mut Budget<'_>) -> Result<Samples, MediaError> {
     // The reader keeps a copy.
     budget.take(data.len())?;
@@ -145,7 +179,10 @@ fn decode_packets(data: &[u8], budget: &mut Budget<'_>) -> Result<Samples, Media
     let late = |error: Error, budget: &Budget<'_>| {
         if budget.is_late() { MediaError::TooSlow } else { damaged(&error) }
     };
-    let mut opened = Opened::open(data, budget.deadline)?;
+    let opened = Opened::open(data, budget.deadline);
+    // Readers take the end of the time for the end of the file.
+    budget.check_time()?;
+    let mut opened = opened?;
     let mut resampler: Option<(u32, Resampler)> = None;
     let (mut mixed, mut interleaved, mut samples) = (Vec::new(), Vec::new(), Room::default());
     loop {

@@ -20,8 +20,8 @@ const CHANNELS: usize = 3;
 const MAX_SCANS: usize = 40;
 /// Memory in bytes for what a decoder keeps besides pixels, such as tables and chunks of metadata.
 const OVERHEAD: usize = 4 << 20;
-/// Bytes per pixel of the coefficients of a progressive JPEG.
-const COEFFICIENTS: usize = 6;
+/// Bytes per pixel of the coefficients of a progressive JPEG: two for each of up to four components.
+const COEFFICIENTS: usize = 8;
 /// Bytes per pixel that a decoder of WebP uses besides those of the picture.
 const WEBP_WORK: usize = 8;
 
@@ -168,7 +168,7 @@ impl<'a> Opened<'a> {
                 let mut pixels = vec![0; decoder.output_buffer_size().ok_or(MediaError::Failed)?];
                 decoder.set_memory_limit(pixels.len().saturating_mul(2).saturating_add(OVERHEAD));
                 decoder.read_image(&mut pixels).map_err(damaged)?;
-                Ok(if has_alpha { on_white::<4>(&pixels) } else { pixels })
+                Ok(if has_alpha { on_white::<4>(&pixels).flatten().collect() } else { pixels })
             }
         }
     }
@@ -214,8 +214,8 @@ fn push_rgb(pixels: &mut Vec<u8>, samples: &[u8], colour: ColorType) -> Result<(
     match colour {
         ColorType::Rgb => pixels.extend_from_slice(samples),
         ColorType::Grayscale => pixels.extend(samples.iter().flat_map(|grey| [*grey; CHANNELS])),
-        ColorType::GrayscaleAlpha => pixels.extend(on_white::<2>(samples)),
-        ColorType::Rgba => pixels.extend(on_white::<4>(samples)),
+        ColorType::GrayscaleAlpha => pixels.extend(on_white::<2>(samples).flatten()),
+        ColorType::Rgba => pixels.extend(on_white::<4>(samples).flatten()),
         // Palettes are expanded.
         ColorType::Indexed => return Err(MediaError::Failed),
     }
@@ -224,11 +224,11 @@ fn push_rgb(pixels: &mut Vec<u8>, samples: &[u8], colour: ColorType) -> Result<(
 
 /// Composes samples of `N` channels, the last of which is the opacity, onto white, as Pillow's `alpha_composite` does.
 /// Two channels are grey and opacity.
-fn on_white<const N: usize>(samples: &[u8]) -> Vec<u8> {
+fn on_white<const N: usize>(samples: &[u8]) -> impl Iterator<Item = [u8; CHANNELS]> {
     /// Bits behind the point of a product.
     const PRECISION: u32 = 7;
     let (all, _) = samples.as_chunks::<N>();
-    let composed = all.iter().flat_map(|pixel| {
+    all.iter().map(|pixel| {
         let opacity = u32::from(pixel[N - 1]);
         let colours: [u8; CHANNELS] = std::array::from_fn(|channel| pixel[channel.min(N - 2)]);
         colours.map(|colour| {
@@ -236,8 +236,7 @@ fn on_white<const N: usize>(samples: &[u8]) -> Vec<u8> {
             let rounded = mixed + (0x80 << PRECISION);
             ((((rounded >> 8) + rounded) >> 8) >> PRECISION) as u8
         })
-    });
-    composed.collect()
+    })
 }
 
 #[cfg(test)]

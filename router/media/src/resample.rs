@@ -12,8 +12,8 @@ const PASSED: f64 = 7.0 / 8.0;
 const ATTENUATION: f64 = 90.0;
 /// Kaiser's formula for the window's shape.
 const BETA: f64 = 0.1102 * (ATTENUATION - 8.7);
-/// Maximum number of positions between two samples at which the filter is evaluated. Usual rates have at most 640.
-const MAX_PHASES: u64 = 1000;
+/// Maximum number of positions between two samples at which the filter is evaluated: that of multiples of 11,025.
+const MAX_PHASES: u64 = 640;
 /// The rates that are taken.
 const RATES: std::ops::RangeInclusive<u32> = 4000..=192_000;
 
@@ -52,10 +52,11 @@ impl Resampler {
         let width = nyquist * (1.0 - PASSED);
         let taps = (ATTENUATION - 7.95) / (2.285 * 2.0 * PI * width);
         let half = (taps / 2.0).ceil() as usize + 1;
+        let middle = bessel(BETA);
         let weight = |phase: u64, tap: usize| {
             // The distance in inputs from the output to the tap's input.
             let distance = tap as f64 - (half as f64 - 1.0) - phase as f64 / phases as f64;
-            2.0 * cutoff * sinc(2.0 * cutoff * distance) * kaiser(distance / half as f64)
+            2.0 * cutoff * sinc(2.0 * cutoff * distance) * kaiser(distance / half as f64) / middle
         };
         let mut weights = Vec::with_capacity(phases as usize * 2 * half);
         for phase in 0..phases {
@@ -133,9 +134,9 @@ fn sinc(x: f64) -> f64 {
     if x == 0.0 { 1.0 } else { (PI * x).sin() / (PI * x) }
 }
 
-/// Kaiser's window at `x` of its half width.
+/// Kaiser's window at `x` of its half width, times its value in the middle.
 fn kaiser(x: f64) -> f64 {
-    if x.abs() > 1.0 { 0.0 } else { bessel(BETA * (1.0 - x * x).sqrt()) / bessel(BETA) }
+    if x.abs() > 1.0 { 0.0 } else { bessel(BETA * (1.0 - x * x).sqrt()) }
 }
 
 /// The modified Bessel function of the first kind, order 0, as its series.

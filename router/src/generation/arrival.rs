@@ -6,6 +6,7 @@ use tutti_runtime::{serve::Peer, trace::ClientSpan};
 use crate::{
     access::RequestRecord,
     keys::{Entry, Share},
+    uploads::Upload,
 };
 
 /// A request's arrival at a surface.
@@ -18,6 +19,8 @@ pub struct Arrival {
     pub record: RequestRecord,
     /// The share of the key or, without one, of the address.
     pub share_of_checks: Share,
+    /// The memory of the request's body, if the body is large. It is given back when the request no longer needs it.
+    pub upload: Option<Upload>,
 }
 
 impl Arrival {
@@ -33,6 +36,7 @@ impl Arrival {
             client: ClientSpan::of(headers),
             record: RequestRecord::of(extensions),
             share_of_checks,
+            upload: None,
         }
     }
 }

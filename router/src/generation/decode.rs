@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tutti_media::{Budget, MediaError, Memory, Pixels, SAMPLE_RATE, SizeLimits};
 use tutti_proto::{
     cluster::v1::{self as pb, MediaKind},
-    declaration::{ClipInput, MediaForm, MediaInput, PixelCount, PixelInput, media_tokens},
+    declaration::{ClipInput, MediaForm, MediaInput, PixelCount, PixelInput, encoder_calls, media_tokens},
 };
 use tutti_runtime::Error;
 use tutti_settings::RouterSettings;
@@ -23,6 +23,7 @@ use crate::{
     bound::{Bound, Held, for_large},
     keys::Share,
     served::ServedModel,
+    uploads::Upload,
     work_lane::{LaneSize, NotRun, WorkLane},
 };
 
@@ -45,6 +46,15 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 pub struct MediaPool {
     lane: WorkLane,
     memory: Arc<MediaMemory>,
+}
+
+/// The files of a request, and the memory of the body that they came in.
+pub struct Files {
+    /// The files.
+    pub media: Vec<Media>,
+    /// The memory of the body. It is given back as soon as the files have memory here, because all bodies share it,
+    /// also those of texts.
+    pub upload: Option<Upload>,
 }
 
 /// Memory of all media.
@@ -132,17 +142,20 @@ impl MediaPool {
     /// request will have.
     pub async fn decode(
         &self,
-        media: Vec<Media>,
+        files: Files,
         model: Arc<ServedModel>,
         limits: Arc<RouterSettings>,
         share: Share,
         copies: u32,
     ) -> Result<DecodedMedia, Error> {
-        if media.is_empty() {
-            return Ok(DecodedMedia::default());
+        let Files { media, upload } = files;
+        let Some(first) = media.first() else { return Ok(DecodedMedia::default()) };
+        let mut lease = MediaLease { memory: self.memory.clone(), share, bytes: 0, held: None };
+        let bytes = media.iter().map(file_bytes).sum();
+        if !lease.take(bytes) {
+            return Err(lease.refused(&first.path, MediaError::NoMemory(bytes)));
         }
-        let lease = MediaLease { memory: self.memory.clone(), share, bytes: 0, held: None };
-        let bytes: usize = media.iter().flat_map(|item| &item.data).map(Vec::len).sum();
+        drop(upload);
         let span = tracing::Span::current();
         let decode = move || span.in_scope(|| decode_all(media, &model, &limits, lease, copies));
         self.lane.run(share, bytes as u64, decode).await.map_err(|error| match error {
@@ -200,7 +213,9 @@ impl MediaLease {
     /// Names an item that has no canonical form.
     fn refused(&self, path: &str, error: MediaError) -> Error {
         match error {
-            MediaError::NoMemory(bytes) if bytes as u64 <= for_large(self.memory.limit) => {
+            MediaError::NoMemory(bytes)
+                if self.bytes.saturating_add(bytes) as u64 <= for_large(self.memory.limit) =>
+            {
                 let message = format!("{path} {error}: the limit for all media is {}", self.memory.limit);
                 Error::overloaded(message, RETRY_AFTER)
             }
@@ -214,8 +229,13 @@ impl MediaLease {
 pub fn decode_now(media: Vec<Media>, model: &ServedModel, copies: u32) -> Result<DecodedMedia, Error> {
     let settings = RouterSettings::default();
     let memory = MediaPool::new(&settings).memory;
-    let lease = MediaLease { memory, share: Share::default(), bytes: 0, held: None };
+    let mut lease = MediaLease { memory, share: Share::default(), bytes: 0, held: None };
+    lease.take(media.iter().map(file_bytes).sum());
     decode_all(media, model, &settings, lease, copies)
+}
+
+fn file_bytes(item: &Media) -> usize {
+    item.data.iter().map(Vec::len).sum()
 }
 
 /// Checks what can be checked before anything is decoded: the number of items, their kinds, formats and options.
@@ -272,16 +292,17 @@ fn check_item(item: &Media, input: &MediaInput) -> Result<(), Error> {
     if item.data.len() > 1 && item.kind != MediaKind::Video {
         return refused("frames", format!("cannot be several, because the item is {kind}"));
     }
-    let MediaForm::Pixels(pixels) = input.form else { return Ok(()) };
-    match (item.kind, item.fps) {
-        (MediaKind::Video, None) if item.data.len() > 1 => {
+    match (item.kind, item.fps, input.form) {
+        (MediaKind::Video, None, MediaForm::Pixels(_)) if item.data.len() > 1 => {
             refused("fps", "is required for two frames or more: the number of frames per second".into())
         }
-        (MediaKind::Video, Some(fps)) if !(seconds_per_patch(&pixels, fps) <= 3600.0 && fps <= 1000.0) => {
+        (MediaKind::Video, Some(fps), MediaForm::Pixels(pixels))
+            if !(seconds_per_patch(&pixels, fps) <= 3600.0 && fps <= 1000.0) =>
+        {
             refused("fps", format!("is {fps}, but must be above 0 and at most 1000"))
         }
-        (MediaKind::Video, _) | (_, None) => Ok(()),
-        (_, Some(_)) => refused("fps", format!("belongs to videos, but the item is {kind}")),
+        (MediaKind::Video, ..) | (_, None, _) => Ok(()),
+        (_, Some(_), _) => refused("fps", format!("belongs to videos, but the item is {kind}")),
     }
 }
 
@@ -297,7 +318,12 @@ struct Limits<'a> {
     tokens: usize,
     /// Bytes of canonical forms that are left to the request.
     left: usize,
+    /// Time at which the decoding of all items stops.
+    deadline: Instant,
 }
+
+/// Maximum time for all items of a request, in times of one. Usual items take a small part of theirs.
+const SLOW_ITEMS: u32 = 4;
 
 fn decode_all(
     media: Vec<Media>,
@@ -308,15 +334,18 @@ fn decode_all(
 ) -> Result<DecodedMedia, Error> {
     let inputs = model.media_inputs();
     let tokens = model.max_model_len() as usize;
-    let mut limits = Limits { settings, tokens, left: settings.max_media_bytes };
+    let timeout = Duration::from_millis(settings.media_timeout_ms.into());
+    let deadline = Instant::now() + timeout.saturating_mul(SLOW_ITEMS);
+    let mut limits = Limits { settings, tokens, left: settings.max_media_bytes, deadline };
     let mut decoded = Vec::with_capacity(media.len());
     let mut items = Vec::with_capacity(media.len());
     for item in media {
         let input = input_of(&item, &inputs)?;
         let (path, fps) = (item.path.clone(), item.fps.unwrap_or(1.0));
-        let frames = item.data.len();
+        let (frames, bytes) = (item.data.len(), file_bytes(&item));
         let done =
             decode_item(item, input, &limits, &mut lease).map_err(|error| lease.refused(&path, error))?;
+        lease.give(bytes);
         limits.left = limits.left.saturating_sub(done.data.len());
         let times = match input.form {
             MediaForm::Pixels(pixels) if input.kind == MediaKind::Video && pixels.timestamps.is_some() => {
@@ -328,14 +357,18 @@ fn decode_all(
         items.push(done);
     }
     // The canonical forms are copied for each choice.
-    let (bytes, copies) = (items.iter().map(|item| item.data.len()).sum::<usize>(), copies as usize);
-    if !lease.take(bytes.saturating_mul(copies)) {
-        return Err(lease.refused("media", MediaError::NoMemory(bytes.saturating_mul(copies))));
+    let bytes = items.iter().map(|item| item.data.len()).sum::<usize>().saturating_mul(copies as usize);
+    if !lease.take(bytes) {
+        let path = decoded.first().map_or("n", |(path, ..)| path);
+        return Err(lease.refused(path, MediaError::NoMemory(bytes)));
     }
     let counts = media_tokens(&inputs, &items).map_err(|error| {
         let path = &decoded[error.item].0;
         Error::invalid(format!("{path}.{}", error.field), error.problem)
     })?;
+    let kinds = items.iter().zip(&counts).map(|(item, tokens)| (item.kind(), *tokens as usize));
+    encoder_calls(&inputs, kinds)
+        .map_err(|error| Error::invalid(&decoded[error.item()].0, error.to_string()))?;
     let of_item =
         |((path, placeholder, times), (item, tokens))| DecodedItem { path, item, tokens, placeholder, times };
     let items = decoded.into_iter().zip(items.into_iter().zip(counts)).map(of_item).collect();
@@ -356,22 +389,33 @@ fn decode_item(
         memory: lease,
         pixels: limits.settings.max_media_pixels as u64,
         samples: 0,
-        deadline: Instant::now() + timeout,
+        deadline: limits.deadline.min(Instant::now() + timeout),
     };
     match input.form {
         MediaForm::Bytes { .. } => {
             let data = data.pop().unwrap_or_default();
+            if data.len() > limits.left {
+                return Err(MediaError::TooLarge { bytes: data.len(), left: limits.left });
+            }
             if !budget.memory.take(data.len()) {
                 return Err(MediaError::NoMemory(data.len()));
             }
             Ok(pb::MediaItem { format, data, ..empty })
         }
         MediaForm::Clips(clips) => {
-            budget.samples = max_samples(&clips, limits);
+            budget.samples = max_samples(&clips, limits, input.max_call_tokens);
             if clips.rate != SAMPLE_RATE {
                 return Err(MediaError::Rate(clips.rate));
             }
-            let samples = tutti_media::decode_audio(data.first().map_or(&[], Vec::as_slice), &mut budget)?;
+            let file = data.first().map_or(&[][..], Vec::as_slice);
+            let left = limits.left / SAMPLE_BYTES;
+            let samples = tutti_media::decode_audio(file, &mut budget).map_err(|error| match error {
+                // What is left is the reason, not the model's limit.
+                MediaError::TooLong { .. } if budget.samples == left => {
+                    MediaError::TooLarge { bytes: (left + 1) * SAMPLE_BYTES, left: limits.left }
+                }
+                error => error,
+            })?;
             let bytes = samples.len() * SAMPLE_BYTES;
             if !budget.memory.take(bytes) {
                 return Err(MediaError::NoMemory(bytes));
@@ -385,7 +429,7 @@ fn decode_item(
         MediaForm::Pixels(pixels) => {
             let count = data.len();
             let size = |own: Pixels| {
-                let size = size(&pixels, detail, count, own)?;
+                let size = size(&pixels, input.max_call_tokens, detail, count, own)?;
                 let bytes = [count, size[0], size[1], CHANNELS].into_iter().fold(1, usize::saturating_mul);
                 match bytes <= limits.left {
                     true => Ok(size),
@@ -410,10 +454,12 @@ fn decode_item(
     }
 }
 
-/// The number of samples after which a recording has more tokens than a prompt, or more bytes than are left.
-fn max_samples(clips: &ClipInput, limits: &Limits<'_>) -> usize {
+/// The number of samples after which a recording has more tokens than a prompt or a call of the encoder, or more bytes
+/// than are left.
+fn max_samples(clips: &ClipInput, limits: &Limits<'_>, max_call_tokens: Option<u32>) -> usize {
     let chunk = clips.tokens_of_frames(clips.chunk as usize).max(1);
-    let chunks = limits.tokens / chunk + 1;
+    let tokens = max_call_tokens.map_or(limits.tokens, |most| limits.tokens.min(most as usize));
+    let chunks = tokens / chunk + 1;
     chunks
         .saturating_mul(clips.chunk as usize)
         .saturating_mul(clips.hop as usize)
@@ -421,11 +467,21 @@ fn max_samples(clips: &ClipInput, limits: &Limits<'_>) -> usize {
 }
 
 /// The size to which pictures or frames are resized.
-fn size(pixels: &PixelInput, detail: Detail, frames: usize, own: Pixels) -> Result<Pixels, MediaError> {
+fn size(
+    pixels: &PixelInput,
+    max_call_tokens: Option<u32>,
+    detail: Detail,
+    frames: usize,
+    own: Pixels,
+) -> Result<Pixels, MediaError> {
     let least = pixels.shortest_edge;
+    // An encoder may take less than the checkpoint's files say.
+    let token = u64::from(pixels.patch * pixels.merge).pow(2);
+    let of_encoder = max_call_tokens.map_or(u64::MAX, |tokens| u64::from(tokens).saturating_mul(token));
+    let most = pixels.longest_edge.min(of_encoder.max(least));
     let most = match detail {
-        Detail::Full => pixels.longest_edge,
-        Detail::Low => pixels.longest_edge.min(LOW_DETAIL_PIXELS.max(least)),
+        Detail::Full => most,
+        Detail::Low => most.min(LOW_DETAIL_PIXELS.max(least)),
     };
     let [least, most] = [least, most].map(|edge| usize::try_from(edge).unwrap_or(usize::MAX));
     let sizes = SizeLimits { factor: (pixels.patch * pixels.merge) as usize, least, most };

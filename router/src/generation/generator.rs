@@ -16,7 +16,7 @@ use super::{
     arrival::Arrival,
     attempts::{Attempts, Wanted, millis},
     choice::{Choice, ChoiceSettings},
-    decode::{self, MediaPool},
+    decode::{self, Files, MediaPool},
     permits::{Permit, Permits},
     prompts::{self, Echo, EncodedPrompt},
     reading::{self, Reading},
@@ -37,6 +37,7 @@ use crate::{
         pool::{IN_PLACE_BYTES, Lane, TextPool, TextWork},
         tokenizer::SpecialTokens,
     },
+    uploads::Upload,
 };
 
 /// State shared by the HTTP and gRPC surfaces: the conductors, the served model, and the bounds on running work.
@@ -134,10 +135,10 @@ impl Generator {
 
     /// Starts a request. Returns when conductors have accepted all of the request's choices.
     pub async fn start(&self, request: GenerationRequest, arrival: Arrival) -> Result<Generation, Error> {
-        let Arrival { entry, client, record, share_of_checks } = arrival;
+        let Arrival { entry, client, record, share_of_checks, upload } = arrival;
         let mut meter = RequestMeter::start(&self.metrics, client, record, &request, self.fleet.served());
         let (span, name, timeout) = (meter.span().clone(), meter.name(), request.timeout);
-        let accepted = self.accept(request, &entry, name, share_of_checks);
+        let accepted = self.accept(request, &entry, name, share_of_checks, upload);
         match within(timeout, accepted).instrument(span).await {
             Ok(accepted) => Ok(Generation::new(accepted, entry, meter)),
             Err(error) => {
@@ -153,6 +154,7 @@ impl Generator {
         entry: &Entry,
         name: RequestName,
         share_of_checks: Share,
+        upload: Option<Upload>,
     ) -> Result<Accepted, Error> {
         let arrived = Instant::now();
         // The limits are read once, so that all checks of this request's logprobs use the same limits.
@@ -184,7 +186,8 @@ impl Generator {
         let echo =
             request.output.echo.then_some(Echo { keep_special_tokens: request.output.keep_special_tokens });
         let media = std::mem::take(&mut request.media);
-        let media = self.media.decode(media, model.clone(), limits.clone(), entry.share(), n).await?;
+        let files = Files { media, upload };
+        let media = self.media.decode(files, model.clone(), limits.clone(), share_of_checks, n).await?;
         let prompts = std::mem::take(&mut request.prompts);
         let prompts = {
             let (model, lane) = (model.clone(), lane(&prompts, echo));

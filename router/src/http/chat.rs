@@ -41,14 +41,13 @@ pub(super) struct Chat {
 
 /// Answers a chat request.
 pub async fn create(State(api): State<Api>, request: Request) -> Result<Response, ApiError> {
-    let arrival = Arrival::of(request.headers(), request.extensions());
+    let mut arrival = Arrival::of(request.headers(), request.extensions());
     let (parsed, upload) = api.parse_held(request, parse).await?;
     let Chat { request, return_token_ids, stream, max_tokens_name, constraint_name, reasoning } = parsed;
     let respell = |error| constraint_name.respell(respell(error, max_tokens_name));
-    // Media have the memory of the body until the request is sent.
-    let upload = (!request.media.is_empty()).then_some(upload);
+    // Files have the memory of the body until they have memory of their own.
+    arrival.upload = (!request.media.is_empty()).then_some(upload);
     let mut generation = api.generator.start(request, arrival).await.map_err(respell)?;
-    drop(upload);
     let render = Renderer::new(&generation.info, return_token_ids, stream, reasoning);
     if stream.is_some() {
         return Ok(sse::respond(api.generator.clone(), generation, render));

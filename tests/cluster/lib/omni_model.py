@@ -48,7 +48,7 @@ def write(directory):
     thinker |= dict(vision_start_token_id=ids["vision_start"], vision_end_token_id=ids["vision_end"])
     config = dict(architectures=["Qwen3OmniMoeForConditionalGeneration"], thinker_config=thinker)
     (directory / "config.json").write_text(json.dumps(config))
-    preprocessor = dict(patch_size=PATCH, merge_size=MERGE, temporal_patch_size=2, min_pixels=64, max_pixels=65536)
+    preprocessor = dict(patch_size=PATCH, merge_size=MERGE, temporal_patch_size=2, min_pixels=64, max_pixels=65536, image_mean=[0.5] * 3, image_std=[0.5] * 3)
     preprocessor |= dict(feature_extractor_type="WhisperFeatureExtractor", feature_size=16)
     (directory / "preprocessor_config.json").write_text(json.dumps(preprocessor))
     return "--model", directory, "--load-format", "dummy"

@@ -19,9 +19,6 @@ use crate::{
     vision::{Channel, VisionConfig},
 };
 
-/// Default of `image_mean` and `image_std` in published checkpoints.
-const DEFAULT_CHANNEL: [f64; 3] = [0.5; 3];
-
 /// The files of a checkpoint.
 pub(crate) struct PreprocessorFiles {
     /// `preprocessor_config.json`.
@@ -69,13 +66,11 @@ impl PreprocessorFiles {
         Ok((!is_empty).then_some(files))
     }
 
-    /// Returns the keys of a kind of media: those of the object `section` of the joint file, or of a file of its own.
+    /// Returns the keys of a kind of media: those of the object `section` of the joint file or, without one, those of a
+    /// file of its own. Transformers prefer them in this order.
     fn keys<'a>(&'a self, section: &str, own: Option<&'a ConfigFile>) -> Result<Option<Keys<'a>>, LoadError> {
-        if let Some(file) = own {
-            return Ok(Some(file.keys()));
-        }
         let joint = self.joint.as_ref().map(|file| file.keys().section(section)).transpose()?;
-        Ok(joint.filter(|keys| !keys.is_missing()))
+        Ok(joint.filter(|keys| !keys.is_missing()).or(own.map(ConfigFile::keys)))
     }
 
     /// Reads the preparation of images.
@@ -133,6 +128,10 @@ fn pixels(keys: &Keys<'_>, vision: &VisionConfig) -> Result<PixelPreparation, Lo
             return Err(keys.invalid(key, format!("is {size}, but the vision_config has {of_encoder}")));
         }
     }
+    // It would let sizes depend on the number of frames in another way.
+    if keys.get(&CAP_PIXELS_PER_FRAME)? == Some(true) {
+        return Err(keys.invalid(&CAP_PIXELS_PER_FRAME, "true is not supported"));
+    }
     for key in [&DO_RESIZE, &DO_RESCALE, &DO_NORMALIZE, &DO_CONVERT_RGB] {
         if keys.get(key)? == Some(false) {
             return Err(keys.invalid(key, "false is not supported"));
@@ -142,7 +141,8 @@ fn pixels(keys: &Keys<'_>, vision: &VisionConfig) -> Result<PixelPreparation, Lo
     keys.get(&RESAMPLE)?;
     let size = keys.section(ranges::SIZE)?;
     let edge = |of_size, plain| -> Result<u64, LoadError> {
-        match size.get(of_size)?.or(keys.get(plain)?) {
+        // As in transformers, the older key counts where a file has both.
+        match keys.get(plain)?.or(size.get(of_size)?) {
             Some(edge) => Ok(edge as u64),
             None => Err(size.missing(of_size)),
         }
@@ -157,8 +157,9 @@ fn pixels(keys: &Keys<'_>, vision: &VisionConfig) -> Result<PixelPreparation, Lo
         let problem = format!("{longest_edge} pixels hold no size of at least {shortest_edge} and one token");
         return Err(size.invalid(&LONGEST_EDGE, problem));
     }
+    // Their defaults differ from class to class, and published files have them.
     let of_channels = |key| -> Result<[f64; 3], LoadError> {
-        let values = keys.get_or(key, DEFAULT_CHANNEL.to_vec())?;
+        let values = keys.need(key)?;
         let length = values.len();
         values.try_into().map_err(|_| keys.invalid(key, format!("has {length} entries, must have 3")))
     };

@@ -294,7 +294,10 @@ fn a_deadline_has_the_same_words_whichever_process_sees_it_first() {
     request.launch(GraphRole::Whole, alone(), now()).unwrap();
     request.on_completion(LEADER, late());
     let error = receiver.next().now_or_never().unwrap().unwrap().unwrap_err();
-    assert_eq!((error.kind(), error.to_string()), (ErrorKind::DeadlineExceeded, deadline.error().to_string()));
+    assert_eq!(
+        (error.kind(), error.to_string()),
+        (ErrorKind::DeadlineExceeded, deadline.error().to_string())
+    );
     assert!(request.is_over());
 
     // A worker that gives up a request without a deadline is wrong.

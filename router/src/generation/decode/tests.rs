@@ -84,7 +84,7 @@ async fn decode_with(
     limits: RouterSettings,
 ) -> Result<DecodedMedia, Error> {
     check(&media, &omni(), &limits)?;
-    pool.decode(media, omni(), Arc::new(limits), Share::default(), 1).await
+    pool.decode(Files { media, upload: None }, omni(), Arc::new(limits), Share::default(), 1).await
 }
 
 fn pool(change: impl FnOnce(&mut RouterSettings)) -> MediaPool {
@@ -194,11 +194,48 @@ async fn memory_that_others_hold_is_refused_for_now_and_more_than_all_for_good()
     assert_eq!(error.kind(), tutti_runtime::ErrorKind::InvalidArgument, "16 MiB never fit: {error:?}");
 }
 
+/// An increment that fits is no hope if the sum does not.
+#[tokio::test]
+async fn more_choices_than_there_is_memory_for_are_refused_for_good() {
+    let pool = pool(|settings| settings.max_media_memory = 32 << 20);
+    let limits = || Arc::new(RouterSettings::default());
+    let sound = || Files { media: vec![item(MediaKind::Audio, "wav", vec![wav(16_000)])], upload: None };
+    // A copy has 64,000 bytes, and 24 MiB are for large amounts: 393 copies alone fit, but not beside the first.
+    let many = pool.decode(sound(), omni(), limits(), Share::default(), 393).await.err().unwrap();
+    assert_eq!((many.kind(), many.field()), (tutti_runtime::ErrorKind::InvalidArgument, Some("media[0]")));
+    assert!(pool.decode(sound(), omni(), limits(), Share::default(), 391).await.is_ok());
+    assert_eq!(held(&pool), 0);
+}
+
+#[tokio::test]
+async fn what_one_call_of_an_encoder_cannot_take_is_refused_by_its_path_or_shrunk() {
+    let limited = |inputs: Vec<(MediaKind, Form)>| {
+        let mut model = Arc::into_inner(model(inputs)).unwrap();
+        let declaration = model.description.declaration.as_mut().unwrap();
+        declaration.media.iter_mut().for_each(|input| input.max_call_tokens = Some(4));
+        Arc::new(model)
+    };
+    let (pool, limits) = (pool(|_| {}), || Arc::new(RouterSettings::default()));
+    let sound = item(MediaKind::Audio, "wav", vec![wav(16_000 / 4)]);
+    let files = |media: Vec<Media>| Files { media, upload: None };
+    let deaf = limited(vec![(MediaKind::Audio, Form::Clips(CLIPS))]);
+    let one = pool.decode(files(vec![sound.clone()]), deaf.clone(), limits(), Share::default(), 1).await;
+    assert_eq!(one.unwrap().items[0].tokens, 4);
+    let two = pool.decode(files(vec![sound.clone(), sound]), deaf, limits(), Share::default(), 1).await;
+    let error = two.err().unwrap();
+    assert!(error.field() == Some("media[0]") && error.message().contains("at most 4"), "{error:?}");
+    // 16 x 24 pixels are six tokens.
+    let picture = item(MediaKind::Image, "jpeg", vec![PICTURE.to_vec()]);
+    let small = limited(vec![(MediaKind::Image, Form::Pixels(pixels()))]);
+    let shrunk = pool.decode(files(vec![picture]), small, limits(), Share::default(), 1).await.unwrap();
+    assert!(shrunk.items[0].tokens <= 4, "{}", shrunk.items[0].tokens);
+}
+
 #[test]
 fn low_detail_has_fewer_pixels() {
     let pixels = PixelInput::from(pb::PixelInput { longest_edge: 1 << 24, patch: 16, ..pixels() });
-    assert_eq!(size(&pixels, Detail::Full, 1, [2048, 1024]), Ok([2048, 1024]));
-    assert_eq!(size(&pixels, Detail::Low, 1, [2048, 1024]), Ok([704, 352]));
+    assert_eq!(size(&pixels, None, Detail::Full, 1, [2048, 1024]), Ok([2048, 1024]));
+    assert_eq!(size(&pixels, None, Detail::Low, 1, [2048, 1024]), Ok([704, 352]));
 }
 
 #[test]

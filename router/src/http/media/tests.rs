@@ -50,7 +50,12 @@ fn urls_that_are_fetched_and_other_mistakes_are_refused_by_name() {
         let fetched = url("image_url", &format!("{scheme}://127.0.0.1/x.png"));
         refused(fetched, path, "which is not fetched: send the data, as data:image/png;base64,DATA");
     }
-    refused(url("image_url", "AQI="), path, "is no data URL");
+    for no_url in ["AQI=", "", "://", "dätä:"] {
+        refused(url("image_url", no_url), path, "is no data URL");
+    }
+    for bare in ["data", "DATA", "data:"] {
+        refused(url("image_url", bare), path, "is a data URL without data");
+    }
     refused(url("image_url", "data:image/png;base64"), path, "without data");
     refused(url("image_url", "data:image/png,AQI="), path, "without base64");
     refused(url("image_url", "data:audio/wav;base64,AQI="), path, "has the type \"audio/wav\"");
@@ -58,7 +63,12 @@ fn urls_that_are_fetched_and_other_mistakes_are_refused_by_name() {
     refused(url("image_url", "data:image/png;base64,A"), path, "is not base64");
     refused(url("video_url", "data:video/png;base64,AQ==,A"), "p.video_url.url", "is not base64");
     let many = format!("data:video/png;base64,{}", vec!["AQ=="; 4097].join(","));
-    refused(url("video_url", &many), "p.video_url.url", "4097 frames");
+    refused(url("video_url", &many), "p.video_url.url", "more than 4096 frames");
+    refused(
+        url("video_url", &format!("data:video/png;base64,{}", ",".repeat(1 << 20))),
+        "p.video_url.url",
+        "4096",
+    );
     let detail = part("image_url", json!({ "url": "data:image/png;base64,AQ==", "detail": "best" }));
     refused(detail, "p.image_url.detail", "one of auto, low, high");
     let fps = part("image_url", json!({ "url": "data:image/png;base64,AQ==", "fps": 2 }));

@@ -191,6 +191,7 @@ pub(crate) const SHORTEST_EDGE: Key<usize> = Key::size("shortest_edge", MAX_TENS
 pub(crate) const LONGEST_EDGE: Key<usize> = Key::size("longest_edge", MAX_TENSOR);
 pub(crate) const IMAGE_MEAN: Key<Vec<f64>> = Key::numbers("image_mean", 3, 1.0);
 pub(crate) const IMAGE_STD: Key<Vec<f64>> = Key::numbers("image_std", 3, 1.0);
+pub(crate) const CAP_PIXELS_PER_FRAME: Key<bool> = Key::flag("cap_pixels_per_frame");
 pub(crate) const DO_RESIZE: Key<bool> = Key::flag("do_resize");
 pub(crate) const DO_RESCALE: Key<bool> = Key::flag("do_rescale");
 pub(crate) const DO_NORMALIZE: Key<bool> = Key::flag("do_normalize");

@@ -27,7 +27,8 @@ fn checkpoint() -> tempfile::TempDir {
         "vision_end_token_id": 304, "position_id_per_seconds": 13}});
     fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
     let preprocessor = json!({"patch_size": 4, "merge_size": 2, "temporal_patch_size": 2, "min_pixels": 64,
-        "max_pixels": 65536, "feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 16});
+        "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "max_pixels": 65536,
+        "feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 16});
     fs::write(dir.path().join(PreprocessorFiles::NAME), preprocessor.to_string()).unwrap();
     dir
 }

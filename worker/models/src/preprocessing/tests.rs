@@ -46,6 +46,7 @@ fn a_folder_without_files_prepares_nothing() {
 #[test]
 fn one_file_prepares_all_media_unless_videos_have_their_own() {
     let video = json!({"size": {"shortest_edge": 4096, "longest_edge": 25_165_824}, "patch_size": 16,
+        "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "cap_pixels_per_frame": false,
         "merge_size": 2, "temporal_patch_size": 2, "video_processor_type": "Qwen3VLVideoProcessor"});
     let names = [PreprocessorFiles::NAME, "video_preprocessor_config.json"];
     let one = folder(&[(names[0], published())]);
@@ -63,6 +64,20 @@ fn one_file_prepares_all_media_unless_videos_have_their_own() {
     }
 }
 
+/// Transformers 5.23 read files in this order.
+#[test]
+fn the_joint_file_and_the_older_keys_come_first() {
+    let mut other = published();
+    other["image_mean"] = json!([0.25, 0.25, 0.25]);
+    other["size"] = json!({"shortest_edge": 4096, "longest_edge": 65_536});
+    let names = [PreprocessorFiles::NAME, "processor_config.json"];
+    let dir = folder(&[(names[0], published()), (names[1], json!({"image_processor": other}))]);
+    let files = PreprocessorFiles::read(dir.path()).unwrap().unwrap();
+    let images = files.images(dir.path(), &vision()).unwrap();
+    assert_eq!(images.limits, PixelLimits { shortest_edge: 3136, longest_edge: 12_845_056 });
+    assert_eq!(images.channels[0].mean, 0.25);
+}
+
 #[test]
 fn values_that_need_another_computation_are_refused_by_key() {
     for (key, value, words) in [
@@ -76,6 +91,8 @@ fn values_that_need_another_computation_are_refused_by_key() {
         ("max_pixels", json!(1000), "hold no size"),
         ("min_pixels", Value::Null, "is missing"),
         ("image_mean", json!([0.5]), "has 1 entries"),
+        ("image_mean", Value::Null, "is missing"),
+        ("cap_pixels_per_frame", json!(true), "true is not supported"),
         ("image_std", json!([0.5, 0.5, 0.0]), "must be a list"),
     ] {
         let mut changed = published();

@@ -38,6 +38,7 @@ fn checkpoint(golden: &Path) -> tempfile::TempDir {
     let preprocessor = json!({
         "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4, "merge_size": MERGE,
         "temporal_patch_size": 2, "min_pixels": 64, "max_pixels": 65536,
+        "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
         "feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 16,
     });
     fs::write(dir.path().join("preprocessor_config.json"), preprocessor.to_string()).expect("it is writable");
