@@ -92,7 +92,7 @@ fn difference(case: &Case, model: &ServedModel) -> Option<String> {
     let body = Value::Object(body).to_string();
     let mut fields = Fields::of_body(body.as_bytes(), Scope::Chat).unwrap();
     let prompt = messages::take(&mut fields).unwrap().prompt;
-    let found = to_tokens(prompt, model, Length::OfPrompt, ChatSpecialTokens::Text);
+    let found = to_tokens(prompt, &[], model, Length::OfPrompt, ChatSpecialTokens::Text);
     match (found, &case.ids) {
         (Err(_), None) => None,
         (Err(_), Some(_)) if !case.shown => None,

@@ -3,6 +3,7 @@
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};
+use tonic::Status;
 use tutti_proto::{
     cluster::v1::{
         ClipInput, MediaGrid, MediaInput, MediaItem, MediaKind, PixelCount, PixelInput, Timestamps,
@@ -11,6 +12,7 @@ use tutti_proto::{
     v1::{GenerateRequest, Media, TokenIds, generate_request::Prompt, media::Kind},
 };
 use tutti_router::RouterSettings;
+use tutti_runtime::Error;
 
 use crate::{
     grpc::generate,
@@ -221,7 +223,9 @@ async fn grpc_takes_files_and_frames() {
     assert_eq!(found, [vec![(0, 6)], vec![(7, 6), (13, 6)], vec![(19, 13)]]);
     let mut both = request.clone();
     both.media[1].data = vec![1];
-    assert!(generate(&setup, both).await.unwrap_err().message().contains("media[1].frames"));
+    let field = |status: Status| Error::from(status).field().map(str::to_owned);
+    let refused = generate(&setup, both).await.unwrap_err();
+    assert_eq!(field(refused).as_deref(), Some("media[1].frames"));
     let mut none = request;
     none.media[0].kind = 0;
     assert!(generate(&setup, none).await.unwrap_err().message().contains("AUDIO, IMAGE or VIDEO"));
@@ -236,12 +240,14 @@ fn huge_png() -> Vec<u8> {
 
 #[tokio::test]
 async fn hostile_media_get_a_400_that_names_the_part() {
-    let setup = ready().await;
+    // Sixteen seconds of sound.
+    let setup = ready_with(support::settings(|settings| settings.max_media_bytes = 1 << 20)).await;
     let url = |name: &str, url: &str| json!({ "type": name, name: { "url": url } });
     let mut nan = wav(1);
     nan[20] = 3;
     nan[32..36].copy_from_slice(b"\x04\0\x20\0");
     nan[40..44].copy_from_slice(&4u32.to_le_bytes());
+    nan[4..8].copy_from_slice(&40u32.to_le_bytes());
     nan.truncate(44);
     nan.extend(f32::NAN.to_le_bytes());
     let silence = {
@@ -250,7 +256,7 @@ async fn hostile_media_get_a_400_that_names_the_part() {
         frame
     };
     let hours = json!({ "type": "input_audio",
-        "input_audio": { "data": base64(&silence.repeat(4000)), "format": "mp3" } });
+        "input_audio": { "data": base64(&silence.repeat(1000)), "format": "mp3" } });
     let other = {
         let mut frame = PICTURE.to_vec();
         let at = frame.windows(2).position(|marker| marker == [0xff, 0xc0]).unwrap();

@@ -70,7 +70,7 @@ fn pieces_change_no_bit_and_equal_rates_pass() {
     }
     assert_eq!(whole.len(), (5000 * 160_usize).div_ceil(441));
     assert_eq!(resampled(&noise, 16_000, 33), noise);
-    assert_eq!(resampled(&[], 48_000, 1), []);
+    assert!(resampled(&[], 48_000, 1).is_empty());
     assert_eq!(resampled(&[1.0], 48_000, 1).len(), 1);
 }
 
