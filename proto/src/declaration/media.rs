@@ -83,7 +83,7 @@ pub struct PixelInput {
 pub enum PixelCount {
     /// Those of one frame.
     PerFrame,
-    /// Those of all frames, whose number is rounded up to whole patches.
+    /// Those of all frames, whose number is rounded to whole patches, a half to the even number.
     AllFrames,
 }
 

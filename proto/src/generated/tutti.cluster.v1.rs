@@ -513,7 +513,7 @@ pub enum PixelCount {
     Unspecified = 0,
     /// Those of one frame.
     PerFrame = 1,
-    /// Those of all frames of a video, its number of frames rounded up to whole patches.
+    /// Those of all frames of a video, whose number is rounded to whole patches, a half to the even number.
     AllFrames = 2,
 }
 impl PixelCount {

@@ -74,9 +74,7 @@ impl SizeLimits {
             false => Err(SizeError::Limits),
         }
     }
-}
 
-impl SizeLimits {
     /// The size to which the frames of a video are resized if the limits count the pixels of all frames, as in
     /// transformers `models/qwen3_vl/video_processing_qwen3_vl.py` (`smart_resize`). `per_patch` is the number of
     /// frames per patch. A video of fewer frames repeats its last.

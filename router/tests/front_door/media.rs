@@ -35,7 +35,7 @@ const MARKERS: [&str; 8] = [
     "<|audio_pad|>",
 ];
 
-/// A template in the manner of those that are published: it walks over parts, and writes sentinels itself.
+/// A template in the manner of those that are published: it goes through the parts, and writes sentinels itself.
 const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n\
     {% if message.content is string %}{{ message.content }}{% else %}{% for content in message.content %}\
     {% if content.type == 'image' or 'image' in content or 'image_url' in content %}<|vision_start|><|image_pad|><|vision_end|>\

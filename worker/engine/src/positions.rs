@@ -125,14 +125,14 @@ impl Positions {
 }
 
 /// True if the first run is of frames and the second run, of sound, or the reverse, begins at its end. Such items have
-/// the same first position.
+/// the same first position. A still picture has no sound.
 fn follows_closely(items: &[Item], runs: &[Run]) -> bool {
     let [one, other, ..] = runs else { return false };
     one.tokens.end == other.tokens.start
-        && matches!(
-            (items[one.item].kind, items[other.item].kind),
-            (Kind::Grid(_), Kind::Line) | (Kind::Line, Kind::Grid(_))
-        )
+        && match (items[one.item].kind, items[other.item].kind) {
+            (Kind::Grid(grid), Kind::Line) | (Kind::Line, Kind::Grid(grid)) => grid.seconds > 0.0,
+            _ => false,
+        }
 }
 
 /// The positions of a prompt up to some token.

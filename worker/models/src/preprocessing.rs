@@ -13,7 +13,7 @@ use crate::{
     audio::AudioConfig,
     config::{
         ConfigFile,
-        keys::Keys,
+        keys::{Key, Keys},
         ranges::{self, *},
     },
     vision::{Channel, VisionConfig},
@@ -70,7 +70,7 @@ impl PreprocessorFiles {
     /// file of its own. Transformers prefer them in this order.
     fn keys<'a>(&'a self, section: &str, own: Option<&'a ConfigFile>) -> Result<Option<Keys<'a>>, LoadError> {
         let joint = self.joint.as_ref().map(|file| file.keys().section(section)).transpose()?;
-        Ok(joint.filter(|keys| !keys.is_missing()).or(own.map(ConfigFile::keys)))
+        Ok(joint.filter(|keys| !keys.is_missing()).or_else(|| own.map(ConfigFile::keys)))
     }
 
     /// Reads the preparation of images.
@@ -158,7 +158,7 @@ fn pixels(keys: &Keys<'_>, vision: &VisionConfig) -> Result<PixelPreparation, Lo
         return Err(size.invalid(&LONGEST_EDGE, problem));
     }
     // Their defaults differ from class to class, and published files have them.
-    let of_channels = |key| -> Result<[f64; 3], LoadError> {
+    let of_channels = |key: &Key<Vec<f64>>| -> Result<[f64; 3], LoadError> {
         let values = keys.need(key)?;
         let length = values.len();
         values.try_into().map_err(|_| keys.invalid(key, format!("has {length} entries, must have 3")))

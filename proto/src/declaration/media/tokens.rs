@@ -149,6 +149,15 @@ impl ModelDeclaration {
                 return Err(refused(0, "does not begin behind the item before it".into()));
             }
             first = item.runs.first().map(|run| run.first);
+            if let Some(patches) = self.patches_with_times(item) {
+                let tokens = item.runs.first().map_or(0, |run| run.tokens);
+                if item.runs.len() != patches || item.runs.iter().any(|run| run.tokens != tokens) {
+                    let problem = format!(
+                        "must be one of {patches} runs of equal length, one for each patch of frames"
+                    );
+                    return Err(refused(0, problem));
+                }
+            }
             let mut end = 0;
             for (at, run) in item.runs.iter().enumerate() {
                 let range = run.range();
@@ -176,6 +185,18 @@ impl ModelDeclaration {
                     format!("begins at {start}, but the prompt has no placeholders of its own there");
                 Err(RunError { item, run, problem })
             }
+        }
+    }
+
+    /// Number of patches of frames of a video whose patches stand apart, behind their times.
+    fn patches_with_times(&self, item: &pb::MediaItem) -> Option<usize> {
+        match self.media_input(item.kind())?.form {
+            MediaForm::Pixels(PixelInput { timestamps: Some(_), .. })
+                if item.kind() == pb::MediaKind::Video =>
+            {
+                item.grid.map(|grid| grid.frames as usize)
+            }
+            _ => None,
         }
     }
 }

@@ -87,11 +87,8 @@ fn each_format_gives_its_pixels() {
 }
 
 #[test]
-fn the_colours_of_printers_are_decoded_or_refused() {
-    match own(include_bytes!("fixtures/cmyk.jpg")) {
-        Ok(picture) => near(corners(&picture), [RED, GREEN, BLUE, YELLOW], 8),
-        Err(error) => assert!(matches!(error, MediaError::Damaged(_)), "{error}"),
-    }
+fn the_colours_of_printers_are_decoded() {
+    near(corners(&own(include_bytes!("fixtures/cmyk.jpg")).unwrap()), [RED, GREEN, BLUE, YELLOW], 8);
 }
 
 #[test]

@@ -77,9 +77,7 @@ impl Key<usize> {
     pub const fn count(name: &'static str, most: usize) -> Self {
         Self::new(name, Rule::Integer { least: 0, most: most as u64 })
     }
-}
 
-impl Key<usize> {
     /// Declares a key that has one value only.
     pub const fn exactly(name: &'static str, value: usize) -> Self {
         Self::new(name, Rule::Integer { least: value as u64, most: value as u64 })
