@@ -145,7 +145,8 @@ fn decode_packets(data: &[u8], budget: &mut Budget<'_>) -> Result<Samples, Media
     let late = |error: Error, budget: &Budget<'_>| {
         if budget.is_late() { MediaError::TooSlow } else { damaged(&error) }
     };
-    let mut opened = Opened::open(data, budget.deadline)?;
+    let opened = Opened::open(data, budget.deadline);
+    let mut opened = opened.map_err(|error| if budget.is_late() { MediaError::TooSlow } else { error })?;
     let mut resampler: Option<(u32, Resampler)> = None;
     let (mut mixed, mut interleaved, mut samples) = (Vec::new(), Vec::new(), Room::default());
     loop {

@@ -136,7 +136,7 @@ async fn embeddings_that_the_receiver_does_not_expect_are_an_error() {
     let (_, Outcome::Failed(fault)) = from.ends().await else { panic!("it was taken") };
     assert!(fault.message.contains("[20] embeddings are announced, but 40 are reserved"), "{fault:?}");
     let mut graph = encode(2, &reserved);
-    graph.spec.as_mut().unwrap().media[0].tokens = 21;
+    graph.spec.as_mut().unwrap().media[0].runs[0].tokens = 21;
     from.launch(graph).await;
     let (_, Outcome::Refused(fault)) = from.ends().await else { panic!("it was run") };
     assert_eq!(fault.field, "media[0]");
