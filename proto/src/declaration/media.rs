@@ -117,7 +117,9 @@ impl MediaInput {
             MediaForm::Bytes { .. } => None,
             _ if !self.formats.is_empty() => Some("has one form, but names formats"),
             MediaForm::Clips(_) if !is_sound => Some("is taken as clips, but is no sound"),
-            MediaForm::Clips(_) if !self.encoded_together => Some("is padded to the longest, but encoded one by one"),
+            MediaForm::Clips(_) if !self.encoded_together => {
+                Some("is padded to the longest, but encoded one by one")
+            }
             MediaForm::Clips(ClipInput { halvings, .. }) if halvings > 32 => Some("has too many halvings"),
             MediaForm::Clips(_) => None,
             MediaForm::Pixels(_) if is_sound => Some("is taken as pixels, but is sound"),
