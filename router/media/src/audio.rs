@@ -142,8 +142,8 @@ fn without_id3(data: &[u8]) -> &[u8] {
 /// The reason why a FLAC cannot be decoded that does not describe its samples.
 const NO_STREAMINFO: &str = "it does not begin with a block that describes its samples";
 
-/// A FLAC without its pictures, texts and tables of positions, which the reader would copy and sort: the block of stream
-/// information as the only one, and the frames. `None` if there is no such block.
+/// A FLAC without its pictures, texts and tables of positions, which the reader would copy and sort: the block of
+/// stream information as the only one, and the frames. `None` if there is no such block.
 fn without_metadata(data: &[u8]) -> Option<Box<[u8]>> {
     /// The bytes in front of the first block.
     const MARK: usize = 4;

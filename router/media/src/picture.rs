@@ -36,8 +36,8 @@ pub struct Picture {
 
 /// A file whose header is read.
 enum Opened<'a> {
-    Jpeg(zune_jpeg::JpegDecoder<ZCursor<&'a [u8]>>),
-    Png(png::Reader<Cursor<&'a [u8]>>),
+    Jpeg(Box<zune_jpeg::JpegDecoder<ZCursor<&'a [u8]>>>),
+    Png(Box<png::Reader<Cursor<&'a [u8]>>>),
     Webp(image_webp::WebPDecoder<Cursor<&'a [u8]>>),
 }
 
@@ -109,7 +109,7 @@ impl<'a> Opened<'a> {
                 decoder.decode_headers().map_err(damaged)?;
                 let (width, height) = decoder.dimensions().ok_or(MediaError::Failed)?;
                 let exif = decoder.exif().cloned();
-                (Self::Jpeg(decoder), exif, width as u64, height as u64)
+                (Self::Jpeg(Box::new(decoder)), exif, width as u64, height as u64)
             }
             [0x89, b'P', b'N', b'G', ..] => {
                 let limits = png::Limits { bytes: OVERHEAD };
@@ -123,7 +123,7 @@ impl<'a> Opened<'a> {
                 check_pixels(u64::from(width), u64::from(height), budget)?;
                 let reader = decoder.read_info().map_err(damaged)?;
                 let exif = reader.info().exif_metadata.as_ref().map(|block| block.to_vec());
-                (Self::Png(reader), exif, u64::from(width), u64::from(height))
+                (Self::Png(Box::new(reader)), exif, u64::from(width), u64::from(height))
             }
             [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => {
                 let mut decoder = image_webp::WebPDecoder::new(Cursor::new(data)).map_err(damaged)?;
