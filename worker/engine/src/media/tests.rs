@@ -1,13 +1,15 @@
 use super::*;
 
-fn item(runs: &[Range<usize>], width: usize, first_value: usize) -> Item {
-    Item { runs: runs.to_vec(), width, first_value, rule: Rule::Through(Kind::Line) }
+/// An item whose runs have these first tokens and ends.
+fn item(runs: &[(usize, usize)], width: usize, first_value: usize) -> Item {
+    let runs = runs.iter().map(|&(first, end)| first..end).collect();
+    Item { runs, width, first_value, rule: Rule::Through(Kind::Line) }
 }
 
 #[test]
 fn rows_are_the_same_wherever_a_prompt_is_cut() {
     let embeddings: Vec<f32> = (0..14).map(|value| value as f32).collect();
-    let items = vec![item(&[2..5], 2, 0), item(&[5..6], 2, 6), item(&[9..12], 2, 8)];
+    let items = vec![item(&[(2, 5)], 2, 0), item(&[(5, 6)], 2, 6), item(&[(9, 12)], 2, 8)];
     let media = Media { items, embeddings };
     assert_eq!(media.values(), 14);
     let of = |positions: Range<usize>| -> Vec<(usize, f32)> {
@@ -29,7 +31,7 @@ fn rows_are_the_same_wherever_a_prompt_is_cut() {
 
 #[test]
 fn rows_of_items_of_different_widths_are_not_mixed_up() {
-    let items = vec![item(&[1..3], 1, 0), item(&[4..6], 3, 2)];
+    let items = vec![item(&[(1, 3)], 1, 0), item(&[(4, 6)], 3, 2)];
     let media = Media { items, embeddings: (0..8).map(|value| value as f32).collect() };
     let of = |positions: Range<usize>| -> Vec<(usize, usize, Vec<f32>)> {
         media.rows(&positions, 0).map(|rows| (rows.first_token, rows.width, rows.values.to_vec())).collect()
@@ -42,7 +44,7 @@ fn rows_of_items_of_different_widths_are_not_mixed_up() {
 /// Two items take turns, and the second was encoded first.
 #[test]
 fn rows_of_several_runs_follow_their_items_and_not_the_prompt() {
-    let items = vec![item(&[0..1, 3..4], 1, 2), item(&[1..2, 4..5], 1, 0)];
+    let items = vec![item(&[(0, 1), (3, 4)], 1, 2), item(&[(1, 2), (4, 5)], 1, 0)];
     let mut media = Media { items, embeddings: (0..4).map(|value| value as f32).collect() };
     let of = |positions: Range<usize>| -> Vec<(usize, f32)> {
         let mut rows: Vec<_> =
