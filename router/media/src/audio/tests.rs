@@ -51,7 +51,7 @@ fn flac(blocks: &[Vec<i16>], silent: usize) -> Vec<u8> {
     file.extend(BLOCK.to_be_bytes());
     file.extend([0; 6]);
     // 20 bits of the rate, 3 of the channels, 5 of the sample's size, and 36 of the unknown length.
-    file.extend((((16_000u64 << 44) | (15 << 36)) as u64).to_be_bytes());
+    file.extend(((16_000u64 << 44) | (15 << 36)).to_be_bytes());
     file.extend([0; 16]);
     let mut frame = |number: u8, subframe: &[u8], size: u16| {
         let mut bytes = vec![0xff, 0xf8, 0x75, 0x08, number & 0x7f];

@@ -101,7 +101,7 @@ fn times_stand_in_front_of_the_patches_of_frames() {
     let video = item(MediaKind::Video, 4, &["<0.2 seconds>", "<1.2 seconds>"]);
     let of_template = format!("a{begin}{pad}{end}b");
     let expected = format!("a<0.2 seconds>{begin}{pad}{end}<1.2 seconds>{begin}{pad}{end}b");
-    assert_eq!(write(&of_template, &[video.clone()]), expected);
+    assert_eq!(write(&of_template, std::slice::from_ref(&video)), expected);
     assert_eq!(write(&format!("a{pad}b"), &[sound(1), video.clone()]), expected, "without sentinels");
     let once = item(MediaKind::Video, 2, &["<0.0 seconds>"]);
     let two = write(&format!("{of_template}{of_template}"), &[video.clone(), once]);
