@@ -325,7 +325,7 @@ LATE_STEP = 550
 def document(rng, step):
     """Returns a document of the skills, or one of the first training so that nothing of it is lost."""
     is_late = step >= LATE_STEP
-    tools, declined, answers = (0.26, 0.32, 0.58) if is_late else (0.3, 0.36, 0.62)
+    tools, declined, answers = (0.3, 0.36, 0.58) if is_late else (0.32, 0.38, 0.62)
     kind = rng.random()
     if kind < tools:
         return tool_chat(rng, made_up_share=0.35 if is_late else 0.15).segments()
