@@ -101,8 +101,8 @@ def test_openai_sends_a_picture_and_a_recording(start, model):
         more = {key: sent.pop(key) for key in list(sent) if key in ("ignore_eos", "min_tokens")}
         whole = client.chat.completions.create(**sent, extra_body=more)
         assert whole.choices[0].message.content == expected["choices"][0]["message"]["content"]
-        counted = whole.usage.prompt_tokens_details
-        assert counted.audio_tokens > 0 and counted.model_extra["image_tokens"] > 0
+        counted = whole.usage.prompt_tokens_details.to_dict()
+        assert counted["audio_tokens"] > 0 and counted["image_tokens"] > 0
         chunks = client.chat.completions.create(**sent, extra_body=more, stream=True)
         deltas = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
         assert "".join(deltas) == whole.choices[0].message.content
