@@ -55,7 +55,7 @@ def test_answers_do_not_depend_on_the_encoders_worker_or_on_chunks(start, model,
         assert answers(cluster, bodies) == expected, shape
 
 
-def test_two_ranks_are_bit_identical_to_two_ranks(start, model, tmp_path):
+def test_two_ranks_have_the_same_bits_beside_the_encoders_and_apart(start, model, tmp_path):
     bodies, path = list(zoo())[1:5], tmp_path / "topology.toml"
     path.write_text(DISAGGREGATED + "tp = 2\n")
     colocated = start("--workers", 2, "--tp", 2, *model)

@@ -70,7 +70,7 @@ impl ArgumentShape {
     }
 }
 
-/// Finds the kinds of media for which a template writes something when it walks over a message's parts: its own
+/// Finds the kinds of media for which a template writes something when it goes through a message's parts: its own
 /// sentinels around a placeholder. `render` renders messages, and returns `None` if the template refuses them.
 pub fn find_sentinels(render: &dyn Fn(&[Value]) -> Option<String>) -> Vec<MediaKind> {
     let rendered = |kinds: &[MediaKind]| {
