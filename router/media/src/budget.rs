@@ -95,10 +95,10 @@ pub enum MediaError {
     Size(#[from] SizeError),
     /// The canonical form has more bytes than are left to the request.
     #[error(
-        "has {bytes} bytes once it is decoded and resized, more than the {left} that are left to the request"
+        "has at least {bytes} bytes once it is decoded and resized, more than the {left} that are left to the request"
     )]
     TooLarge {
-        /// Bytes of the canonical form.
+        /// Bytes of the canonical form, or of the part of it that was decoded.
         bytes: usize,
         /// Bytes that are left.
         left: usize,

@@ -276,7 +276,7 @@ async fn hostile_media_get_a_400_that_names_the_part() {
         (sound(&nan), "input_audio", "not a finite number"),
         (sound(&wav(0)), "input_audio", "has no samples"),
         (sound(&wav(100)), "input_audio.data", "too short"),
-        (hours, "input_audio", "is longer than"),
+        (hours, "input_audio", "more than the 1048576 that are left"),
     ];
     for (part, field, words) in cases {
         let answer = chat(&setup, vec![text("x"), part]).await;

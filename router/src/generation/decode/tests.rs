@@ -171,7 +171,8 @@ async fn errors_of_decoders_name_the_item() {
     refused(item(MediaKind::Image, "png", vec![b"x".to_vec()]), limits(), "is neither a JPEG").await;
     refused(picture(), RouterSettings { max_media_pixels: 383, ..limits() }, "more than the limit of 383")
         .await;
-    refused(picture(), RouterSettings { max_media_bytes: 1151, ..limits() }, "has 1152 bytes once").await;
+    refused(picture(), RouterSettings { max_media_bytes: 1151, ..limits() }, "has at least 1152 bytes once")
+        .await;
     refused(item(MediaKind::Audio, "wav", vec![wav(100)]), limits(), "is too short").await;
     // 256 tokens are less than 21 seconds.
     refused(item(MediaKind::Audio, "wav", vec![wav(16_000 * 21)]), limits(), "longer than 20 seconds").await;
