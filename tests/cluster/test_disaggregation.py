@@ -3,6 +3,7 @@ no request is left.
 """
 
 import concurrent.futures
+import contextlib
 import os
 import pathlib
 import re
@@ -94,7 +95,9 @@ def test_every_stream_survives_the_loss_of_one_rank_of_either_side(start, victim
         streams.stop_in_the_middle([ranks[2], pid], 3)
     os.kill(pid, signal.SIGKILL)
     if victim == 3:
-        os.kill(ranks[2], signal.SIGCONT)
+        # The conductor may have ended it already, because its group is broken.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(ranks[2], signal.SIGCONT)
     for body, expected, got in zip(bodies, undisturbed, streams.results()):
         assert expected == got, body
     wait_for("a replacement", lambda: cluster.workers_by_rank().get(victim, pid) != pid)

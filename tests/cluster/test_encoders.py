@@ -155,11 +155,11 @@ def test_wrong_media_are_refused_by_name(start, model, tiny):
         (cluster, [mp3], f"{path}.input_audio.format", 'is "mp3", but audio must be one of wav'),
         (cluster, [empty], f"{path}.input_audio.data", "is empty"),
         (cluster, [{"type": "input_audio"}], f"{path}.input_audio", "is required"),
-        (cluster, [{"type": "video", "video": 1}], f"{path}.type", "must be one of text, input_audio"),
+        (cluster, [{"type": "video", "video": 1}], f"{path}.type", "must be one of text, image_url, input_audio"),
         (tokens, [text(PLACEHOLDER_TEXT)], "messages", "has 1 placeholders for media"),
         (tokens, [text(PLACEHOLDER_TEXT), good], "messages", "has 2 placeholders for media"),
         (cluster, [audio(sound(1, 5000))], "messages", "more than 4096"),
-        (tiny, [good], "messages", "audio, which the model does not take"),
+        (tiny, [good], f"{path}.input_audio", "audio, which the model does not take"),
     ):
         response = server.post("/v1/chat/completions", ask(*parts))
         error = response.json()["error"]

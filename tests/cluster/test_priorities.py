@@ -93,17 +93,20 @@ def test_a_low_priority_waits_longer_but_not_forever(start):
     enough, served = threading.Event(), []
 
     def flood():
-        """Sends requests of higher priority one after the other, so that one of them always waits."""
+        """Sends requests of higher priority one after the other, so that one of them waits nearly always."""
         while not enough.is_set() and len(served) < 400:
             cluster.complete(**asked(8))
             served.append(None)
 
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(10) as pool:
         with occupied(cluster):
             floods = [pool.submit(flood) for _ in range(3)]
             wait_until_waiting(cluster, 3)
             low = pool.submit(cluster.complete, **asked(1), priority=1)
             wait_until_waiting(cluster, 4)
+            # These come later and are served earlier, even if this process is slow to send further ones.
+            floods += [pool.submit(flood) for _ in range(6)]
+            wait_until_waiting(cluster, 10)
         low.result()
         overtaken = len(served)
         enough.set()
