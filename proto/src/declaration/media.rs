@@ -81,9 +81,9 @@ pub struct PixelInput {
 /// Pixels that the limits of a [`PixelInput`] count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PixelCount {
-    /// Those of one frame.
+    /// The pixels of one frame.
     PerFrame,
-    /// Those of all frames, whose number is rounded to whole patches, a half to the even number.
+    /// The pixels of all frames, whose number is rounded to whole patches, a half to the even number.
     AllFrames,
 }
 

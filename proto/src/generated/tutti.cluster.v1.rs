@@ -511,9 +511,9 @@ pub struct SlotPlane {
 #[repr(i32)]
 pub enum PixelCount {
     Unspecified = 0,
-    /// Those of one frame.
+    /// The pixels of one frame.
     PerFrame = 1,
-    /// Those of all frames of a video, whose number is rounded to whole patches, a half to the even number.
+    /// The pixels of all frames of a video, whose number is rounded to whole patches, a half to the even number.
     AllFrames = 2,
 }
 impl PixelCount {

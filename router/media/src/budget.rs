@@ -1,4 +1,4 @@
-//! What an item may cost until it is in canonical form: memory, pixels or samples, and time.
+//! The cost that an item may have until it is in canonical form: memory, pixels or samples, and time.
 
 use std::time::Instant;
 

@@ -4,12 +4,14 @@
 //! Memory is taken before it is allocated, by caller ([`Bound`]). What decoding needs is given back when an item is
 //! decoded; the canonical forms keep theirs until the request ends, because a request that is sent again needs them.
 
+mod check;
+mod memory;
+
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use parking_lot::Mutex;
 use tutti_media::{Budget, MediaError, Memory, Pixels, SAMPLE_RATE, SizeLimits};
 use tutti_proto::{
     cluster::v1::{self as pb, MediaKind},
@@ -18,9 +20,13 @@ use tutti_proto::{
 use tutti_runtime::Error;
 use tutti_settings::RouterSettings;
 
+pub use self::{check::check, memory::MediaLease};
+use self::{
+    check::input_of,
+    memory::{MediaMemory, RETRY_AFTER},
+};
 use super::request::{Detail, Media};
 use crate::{
-    bound::{Bound, Held, for_large},
     keys::Share,
     served::ServedModel,
     uploads::Upload,
@@ -35,13 +41,6 @@ const LOW_DETAIL_PIXELS: u64 = 512 * 512;
 const CHANNELS: usize = 3;
 /// Bytes per sample.
 const SAMPLE_BYTES: usize = size_of::<f32>();
-/// Formats of pictures and frames. Decoders look at the bytes, because clients often name another format.
-const PICTURES: [&str; 3] = ["png", "jpeg", "webp"];
-/// Formats of recordings.
-const RECORDINGS: [&str; 3] = ["wav", "mp3", "flac"];
-/// Time after which a request that found no room may be sent again.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
-
 /// The threads that decode media, and the memory of media.
 pub struct MediaPool {
     lane: WorkLane,
@@ -55,20 +54,6 @@ pub struct Files {
     /// The memory of the body. It is given back as soon as the files have memory here, because all bodies share it,
     /// also those of texts.
     pub upload: Option<Upload>,
-}
-
-/// Memory of all media.
-struct MediaMemory {
-    limit: u64,
-    held: Mutex<Bound>,
-}
-
-/// The memory of one request's media. Dropping it gives the memory back.
-pub struct MediaLease {
-    memory: Arc<MediaMemory>,
-    share: Share,
-    bytes: usize,
-    held: Option<Held>,
 }
 
 /// A request's media in canonical forms, before their places in the prompt are known.
@@ -134,8 +119,7 @@ impl MediaPool {
     pub fn new(settings: &RouterSettings) -> Self {
         let size =
             LaneSize { threads: settings.media_threads, queue: settings.media_queue, quantum: QUANTUM_BYTES };
-        let memory = MediaMemory { limit: settings.max_media_memory as u64, held: Mutex::default() };
-        Self { lane: WorkLane::new(size), memory: Arc::new(memory) }
+        Self { lane: WorkLane::new(size), memory: MediaMemory::new(settings.max_media_memory as u64) }
     }
 
     /// Decodes items that [`check`] accepts. `copies` is the number of further copies of the canonical forms that the
@@ -150,7 +134,7 @@ impl MediaPool {
     ) -> Result<DecodedMedia, Error> {
         let Files { media, upload } = files;
         let Some(first) = media.first() else { return Ok(DecodedMedia::default()) };
-        let mut lease = MediaLease { memory: self.memory.clone(), share, bytes: 0, held: None };
+        let mut lease = self.memory.lease(share);
         let bytes = media.iter().map(file_bytes).sum();
         if !lease.take(bytes) {
             return Err(lease.refused(&first.path, MediaError::NoMemory(bytes)));
@@ -168,142 +152,17 @@ impl MediaPool {
     }
 }
 
-impl Memory for MediaLease {
-    fn take(&mut self, bytes: usize) -> bool {
-        let total = self.bytes.saturating_add(bytes);
-        let (limit, amount) = (self.memory.limit, total as u64);
-        // A larger amount would count as this one.
-        if amount > for_large(limit) {
-            return false;
-        }
-        let mut all = self.memory.held.lock();
-        let changed = match self.held.take() {
-            Some(held) => all.change(limit, held, amount),
-            None => match all.enter(limit, self.share, amount) {
-                Some(held) => Ok(held),
-                None => return false,
-            },
-        };
-        let is_taken = changed.is_ok();
-        if is_taken {
-            self.bytes = total;
-        }
-        self.held = Some(changed.unwrap_or_else(|before| before));
-        is_taken
-    }
-
-    fn give(&mut self, bytes: usize) {
-        self.bytes = self.bytes.saturating_sub(bytes);
-        let mut all = self.memory.held.lock();
-        if let Some(held) = self.held.take() {
-            self.held = Some(all.replace(self.memory.limit, held, self.bytes as u64));
-        }
-    }
-}
-
-impl Drop for MediaLease {
-    fn drop(&mut self) {
-        if let Some(held) = self.held.take() {
-            self.memory.held.lock().leave(held);
-        }
-    }
-}
-
-impl MediaLease {
-    /// Names an item that has no canonical form.
-    fn refused(&self, path: &str, error: MediaError) -> Error {
-        match error {
-            MediaError::NoMemory(bytes)
-                if self.bytes.saturating_add(bytes) as u64 <= for_large(self.memory.limit) =>
-            {
-                let message = format!("{path} {error}: the limit for all media is {}", self.memory.limit);
-                Error::overloaded(message, RETRY_AFTER)
-            }
-            error => Error::invalid(path, error.to_string()),
-        }
-    }
-}
-
 /// Decodes items on this thread with the default limits, for fuzzers.
 #[cfg(feature = "fuzzing")]
 pub fn decode_now(media: Vec<Media>, model: &ServedModel, copies: u32) -> Result<DecodedMedia, Error> {
     let settings = RouterSettings::default();
-    let memory = MediaPool::new(&settings).memory;
-    let mut lease = MediaLease { memory, share: Share::default(), bytes: 0, held: None };
+    let mut lease = MediaPool::new(&settings).memory.lease(Share::default());
     lease.take(media.iter().map(file_bytes).sum());
     decode_all(media, model, &settings, lease, copies)
 }
 
 fn file_bytes(item: &Media) -> usize {
     item.data.iter().map(Vec::len).sum()
-}
-
-/// Checks what can be checked before anything is decoded: the number of items, their kinds, formats and options.
-pub fn check(media: &[Media], model: &ServedModel, limits: &RouterSettings) -> Result<(), Error> {
-    if let Some(item) = media.get(limits.max_media_items) {
-        let message = format!(
-            "is one of {} items of media, but a request may have at most {}",
-            media.len(),
-            limits.max_media_items
-        );
-        return Err(Error::invalid(&item.path, message));
-    }
-    let inputs = model.media_inputs();
-    media.iter().try_for_each(|item| check_item(item, input_of(item, &inputs)?))
-}
-
-fn input_of<'a>(item: &Media, inputs: &'a [MediaInput]) -> Result<&'a MediaInput, Error> {
-    let kind = kind_name(item.kind);
-    inputs
-        .iter()
-        .find(|input| input.kind == item.kind)
-        .ok_or_else(|| Error::invalid(&item.path, format!("is {kind}, which the model does not take")))
-}
-
-fn kind_name(kind: MediaKind) -> String {
-    kind.as_str_name().to_lowercase()
-}
-
-fn check_item(item: &Media, input: &MediaInput) -> Result<(), Error> {
-    let refused =
-        |member: &str, message: String| Err(Error::invalid(format!("{}.{member}", item.path), message));
-    let kind = kind_name(item.kind);
-    let known: Vec<&str> = match (&input.form, item.kind) {
-        (MediaForm::Bytes { .. }, _) => input.formats.iter().map(String::as_str).collect(),
-        (_, MediaKind::Audio) => RECORDINGS.to_vec(),
-        _ => PICTURES.to_vec(),
-    };
-    if !known.contains(&item.format.as_str()) {
-        let (format, known) = (&item.format, known.join(", "));
-        return match item.kind {
-            MediaKind::Video => refused(
-                "format",
-                format!(
-                    "is {format:?}, a container that is not decoded here: send the frames as \
-                     data:video/jpeg;base64,FRAME,FRAME with fps (also png and webp)"
-                ),
-            ),
-            _ => refused("format", format!("is {format:?}, but {kind} must be one of {known}")),
-        };
-    }
-    if item.data.is_empty() || item.data.iter().any(Vec::is_empty) {
-        return refused("data", "is empty".into());
-    }
-    if item.data.len() > 1 && item.kind != MediaKind::Video {
-        return refused("frames", format!("cannot be several, because the item is {kind}"));
-    }
-    match (item.kind, item.fps, input.form) {
-        (MediaKind::Video, None, MediaForm::Pixels(_)) if item.data.len() > 1 => {
-            refused("fps", "is required for two frames or more: the number of frames per second".into())
-        }
-        (MediaKind::Video, Some(fps), MediaForm::Pixels(pixels))
-            if !(seconds_per_patch(&pixels, fps) <= 3600.0 && fps <= 1000.0) =>
-        {
-            refused("fps", format!("is {fps}, but must be above 0 and at most 1000"))
-        }
-        (MediaKind::Video, ..) | (_, None, _) => Ok(()),
-        (_, Some(_), _) => refused("fps", format!("belongs to videos, but the item is {kind}")),
-    }
 }
 
 /// Seconds from one patch of frames to the next, as the reference computes them.
@@ -410,7 +269,7 @@ fn decode_item(
             let file = data.first().map_or(&[][..], Vec::as_slice);
             let left = limits.left / SAMPLE_BYTES;
             let samples = tutti_media::decode_audio(file, &mut budget).map_err(|error| match error {
-                // What is left is the reason, not the model's limit.
+                // The bytes that are left are the reason, and not the model's limit.
                 MediaError::TooLong { .. } if budget.samples == left => {
                     MediaError::TooLarge { bytes: (left + 1) * SAMPLE_BYTES, left: limits.left }
                 }

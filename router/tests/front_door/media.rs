@@ -1,7 +1,8 @@
 //! Pictures, recordings and videos: content parts and gRPC's media become canonical items with expanded prompts,
-//! hostile ones are refused by name, and nobody else waits.
+//! and hostile ones are refused by name.
 
 use axum::http::StatusCode;
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use serde_json::{Value, json};
 use tonic::Status;
 use tutti_proto::{
@@ -87,15 +88,7 @@ async fn ready_with(settings: RouterSettings) -> Setup {
 }
 
 fn base64(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let digits = bytes.chunks(3).flat_map(|bytes| {
-        let value =
-            bytes.iter().enumerate().fold(0, |sum, (at, byte)| sum | u32::from(*byte) << (16 - 8 * at));
-        let digit = move |at: usize| char::from(DIGITS[(value >> (18 - 6 * at)) as usize & 63]);
-        let len = bytes.len();
-        (0..4).map(move |at| if at <= len { digit(at) } else { '=' })
-    });
-    digits.collect()
+    BASE64_STANDARD.encode(bytes)
 }
 
 /// A WAV file of silence at 16 kHz.
@@ -186,7 +179,7 @@ async fn the_times_of_frames_stand_in_front_of_each_patch_of_frames() {
 }
 
 #[tokio::test]
-async fn low_detail_has_fewer_tokens_and_text_alone_stays_one_string() {
+async fn low_detail_is_taken_and_text_alone_stays_one_string() {
     let setup = ready().await;
     let mut part = image(PICTURE);
     part["image_url"]["detail"] = json!("low");
