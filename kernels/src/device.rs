@@ -133,6 +133,8 @@ pub struct DeviceLimits {
     /// True if a device in a group of one rank samples from [nominated](Sampler::nominate) tokens faster than from
     /// whole rows of logits.
     pub nominates_alone: bool,
+    /// True if the [arg max](Sampler::argmax) takes the masks of rows.
+    pub masks_argmax: bool,
 }
 
 /// Name of a sequence of operations that a device may record once and replay. Steps with the same name enqueue the same

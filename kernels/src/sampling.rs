@@ -43,9 +43,15 @@ impl SampleRow<'_> {
 
     /// True if the row needs only the likeliest token, and not the logits.
     pub fn takes_the_likeliest(&self) -> bool {
+        self.allowed.is_none() && self.takes_the_likeliest_allowed()
+    }
+
+    /// True if the row needs only the likeliest token that its mask allows, and not the logits.
+    pub fn takes_the_likeliest_allowed(&self) -> bool {
         // This is the same comparison as in `sample`, so that both decide in the same way if the temperature is NaN.
         let draws = self.params.temperature > 0.0;
-        !draws && self.logprobs.is_none() && !self.adjusts()
+        let unmasked = Self { allowed: None, ..*self };
+        !draws && self.logprobs.is_none() && !unmasked.adjusts()
     }
 }
 

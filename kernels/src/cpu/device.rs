@@ -173,7 +173,7 @@ impl Device for CpuDevice {
     }
 
     fn limits(&self) -> DeviceLimits {
-        DeviceLimits { steps_in_flight: 1, nominates_alone: false }
+        DeviceLimits { steps_in_flight: 1, nominates_alone: false, masks_argmax: true }
     }
 
     fn group_rank(&self) -> GroupRank {

@@ -2,7 +2,7 @@
 
 pub(super) mod argmax;
 pub(super) mod logits;
-mod mask;
+pub(super) mod mask;
 pub(super) mod nominate;
 mod philox;
 pub(super) mod sample;

@@ -259,7 +259,7 @@ impl Device for CudaDevice {
     }
 
     fn limits(&self) -> DeviceLimits {
-        DeviceLimits { steps_in_flight: STEPS_IN_FLIGHT, nominates_alone: true }
+        DeviceLimits { steps_in_flight: STEPS_IN_FLIGHT, nominates_alone: true, masks_argmax: false }
     }
 
     fn free_bytes(&self) -> Option<u64> {

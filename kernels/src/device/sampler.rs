@@ -4,7 +4,7 @@ pub(crate) mod preconditions;
 
 use super::dense::Norm;
 use super::family::family;
-use crate::{Device, DeviceError, Nomination, SampleRow, ScoreRow};
+use crate::{Device, DeviceError, Nomination, SampleRow, ScoreRow, TokenMask};
 
 /// The operands of [`Sampler::argmax`].
 pub struct Argmax<'a, T, M, V> {
@@ -16,6 +16,9 @@ pub struct Argmax<'a, T, M, V> {
     pub weight: &'a M,
     /// Scratch memory, `[rows, vocabulary]`. Its contents are undefined afterwards.
     pub logits: &'a mut T,
+    /// The tokens that each row may take; `None` allows all. An empty list has no masks, and a device that does not
+    /// [mask the arg max](crate::DeviceLimits::masks_argmax) takes no other.
+    pub allowed: &'a [Option<&'a TokenMask>],
 }
 
 /// Logits and candidates of rows to sample, which rank 0 of a TP group has gathered.
@@ -37,13 +40,15 @@ family! {
     /// A request that cannot be answered, such as a row whose bias forbids every token, has an error of its own among
     /// the results. A row with logits that are NaN or infinite has the error [`DeviceError::NotFinite`].
     pub trait Sampler {
-        /// Samples the likeliest token of each row of `norm(x) · Wᵀ`. For a row that [takes the likeliest
-        /// token](SampleRow::takes_the_likeliest), the result equals that of [`sample`](Self::sample).
+        /// Samples the likeliest allowed token of each row of `norm(x) · Wᵀ`. For a row that [takes the likeliest
+        /// token](SampleRow::takes_the_likeliest), or [the likeliest allowed
+        /// token](SampleRow::takes_the_likeliest_allowed), the result equals that of [`sample`](Self::sample), except
+        /// that logits of forbidden tokens may stay uncomputed, so that it may be unknown that they are not finite.
         fn argmax(&mut self, argmax: Argmax<'_, Self::Tensor, Self::Matrix, Self::Vector>)
             => |recorder| recorder.product(argmax.x, argmax.weight);
         /// Finds the likeliest token of each row of `norm(x) · Wᵀ`, where the matrix is one shard of an LM head whose
-        /// rows begin at token id `first`. `out` is `[rows, 2]`: a logit and its token id. The logit is NaN if any
-        /// logit of the row is NaN.
+        /// rows begin at token id `first`. Takes no masks. `out` is `[rows, 2]`: a logit and its token id. The logit is
+        /// NaN if any logit of the row is NaN.
         fn partial_argmax(
             &mut self,
             argmax: Argmax<'_, Self::Tensor, Self::Matrix, Self::Vector>,

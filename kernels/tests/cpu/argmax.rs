@@ -44,7 +44,13 @@ fn it_is_what_sampling_takes_ties_included() {
                         .unwrap();
                     let wanted: Vec<_> = (0..rows).map(|row| (row, greedy(&GREEDY))).collect();
                     device.sample(&logits, &wanted).unwrap();
-                    let argmax = Argmax { x: &x, norm: Some(norm()), weight: &weight, logits: &mut logits };
+                    let argmax = Argmax {
+                        x: &x,
+                        norm: Some(norm()),
+                        weight: &weight,
+                        logits: &mut logits,
+                        allowed: &[],
+                    };
                     device.argmax(argmax).unwrap();
                     let results = results(&mut device).sampled;
                     let what = format!("{name} {dtype:?} {quantize:?} {rows}x{inputs}x{vocabulary}");
@@ -82,7 +88,7 @@ fn candidates_of_shards_give_the_token_of_the_whole() {
                 let source = HostMatrix::new(&bytes[shard * 320..][..320], WeightType::F32, 20, 4);
                 let weight = device.matrix(&[source], Quantize::None).unwrap();
                 let (mut logits, mut out) = (device.tensor(9, 20).unwrap(), device.tensor(9, 2).unwrap());
-                let argmax = Argmax { x: &x, norm: None, weight: &weight, logits: &mut logits };
+                let argmax = Argmax { x: &x, norm: None, weight: &weight, logits: &mut logits, allowed: &[] };
                 device.partial_argmax(argmax, shard * 20, &mut out).unwrap();
                 for (row, out) in columns.iter_mut().zip(out.values().chunks(2)) {
                     row[2 * shard..2 * shard + 2].copy_from_slice(out);
@@ -92,7 +98,9 @@ fn candidates_of_shards_give_the_token_of_the_whole() {
             device.best_candidates(&all).unwrap();
             let source = HostMatrix::new(&bytes, WeightType::F32, VOCABULARY, 4);
             let weight = device.matrix(&[source], Quantize::None).unwrap();
-            device.argmax(Argmax { x: &x, norm: None, weight: &weight, logits: &mut logits }).unwrap();
+            device
+                .argmax(Argmax { x: &x, norm: None, weight: &weight, logits: &mut logits, allowed: &[] })
+                .unwrap();
             let results = results(&mut device).sampled;
             assert_eq!(results[..9], results[9..], "{name}");
             let refused = |row: &&Result<_, _>| matches!(row, Err(DeviceError::NotFinite(_)));
@@ -121,7 +129,9 @@ fn garbage_is_refused() {
             let weight = device.matrix(&[source], Quantize::None).unwrap();
             let x = tensor(&mut device, 1, &[1.0, 2.0]);
             let norm = Some(Norm { weight: &norm, eps: 0.0 });
-            device.argmax(Argmax { x: &x, norm, weight: &weight, logits: &mut logits }).unwrap();
+            device
+                .argmax(Argmax { x: &x, norm, weight: &weight, logits: &mut logits, allowed: &[] })
+                .unwrap();
             for row in results(&mut device).sampled {
                 assert!(matches!(row, Err(DeviceError::NotFinite(_))), "{name}: {garbage}");
             }
@@ -140,7 +150,9 @@ fn garbage_in_one_row_leaves_the_others_their_tokens() {
         let weight = device.matrix(&[source], Quantize::None).unwrap();
         for garbage in [f32::NAN, f32::INFINITY] {
             let x = tensor(&mut device, 1, &[1.0, garbage, 2.0]);
-            device.argmax(Argmax { x: &x, norm: None, weight: &weight, logits: &mut logits }).unwrap();
+            device
+                .argmax(Argmax { x: &x, norm: None, weight: &weight, logits: &mut logits, allowed: &[] })
+                .unwrap();
             let sampled = results(&mut device).sampled;
             let tokens: Vec<_> = sampled.iter().map(|row| row.as_ref().ok().map(|row| row.token)).collect();
             assert_eq!(tokens, [Some(17), None, Some(17)], "{name}: {garbage}");

@@ -200,7 +200,7 @@ fn heads(dir: &Path, screened: bool, weights: [f32; 2]) -> (ScreenCounts, Packed
     let x = tensor(&mut device, INPUTS, &x);
     let mut logits = device.tensor(1, 1003).unwrap();
     for weight in [&first, &between, &second] {
-        device.argmax(Argmax { x: &x, norm: None, weight, logits: &mut logits }).unwrap();
+        device.argmax(Argmax { x: &x, norm: None, weight, logits: &mut logits, allowed: &[] }).unwrap();
     }
     let tokens: Vec<_> = results(&mut device).sampled.into_iter().map(|row| row.unwrap().token).collect();
     assert_eq!(tokens, [5; 3], "{outcome:?}");

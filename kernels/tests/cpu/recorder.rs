@@ -110,7 +110,7 @@ fn layer<D: Dense + PagedAttention + Collectives + Sampler>(
     device.linear_add(Linear::plain(&attended, &output), &mut hidden)?;
     device.all_reduce(&mut hidden)?;
     let norm = Some(Norm { weight: &norm, eps: 1e-6 });
-    device.argmax(Argmax { x: &hidden, norm, weight: &table, logits: &mut logits })?;
+    device.argmax(Argmax { x: &hidden, norm, weight: &table, logits: &mut logits, allowed: &[] })?;
     let norm = None;
     device.linear(Linear { x: &hidden, norm, weight: &table, bias: None }, &mut logits)?;
     let params = SamplingParams { temperature: 1.0, seed: 1, ..SamplingParams::GREEDY };
@@ -190,7 +190,7 @@ fn a_head_has_its_screen_under_a_recorder_and_products_read_the_head() {
     let screen = device.screen_bytes(&head);
     assert!(screen > 0 && device.matrix_bytes(&head) == device.matrix_bytes(&plain) + screen);
     let (x, mut logits) = (device.tensor(1, WIDTH).unwrap(), device.tensor(1, VOCABULARY).unwrap());
-    device.argmax(Argmax { x: &x, norm: None, weight: &head, logits: &mut logits }).unwrap();
+    device.argmax(Argmax { x: &x, norm: None, weight: &head, logits: &mut logits, allowed: &[] }).unwrap();
     assert_eq!(log.lock().unwrap()[0].bytes, device.matrix_bytes(&plain) as f64);
 }
 

@@ -4,7 +4,7 @@
 use tutti_kernels::cpu::{CpuDevice, Isa, ScreenCounts, Vector, Weights};
 use tutti_kernels::{
     Argmax, Dense, Device, DeviceError, HostMatrix, Linear, Norm, Quantize, SampleRow, Sampled, Sampler,
-    SamplingParams, WeightType,
+    SamplingParams, TokenMask, WeightType,
 };
 
 use crate::support::{Random, bits, bytes, results, stored, tensor};
@@ -71,7 +71,7 @@ fn check(
     device.sample(&logits, &(0..rows).map(|row| (row, greedy)).collect::<Vec<_>>()).unwrap();
     let before = device.screen_counts();
     for weight in [&heads.plain, &heads.screened] {
-        device.argmax(Argmax { x: &x, norm: norm(), weight, logits: &mut logits }).unwrap();
+        device.argmax(Argmax { x: &x, norm: norm(), weight, logits: &mut logits, allowed: &[] }).unwrap();
     }
     let after = device.screen_counts();
     let sampled = results(device).sampled;
@@ -83,7 +83,7 @@ fn check(
     assert_eq!(tokens(by_sampling), tokens(screened), "{what}");
     let candidates = [&heads.plain, &heads.screened].map(|weight| {
         let mut out = device.tensor(rows, 2).unwrap();
-        let argmax = Argmax { x: &x, norm: norm(), weight, logits: &mut logits };
+        let argmax = Argmax { x: &x, norm: norm(), weight, logits: &mut logits, allowed: &[] };
         device.partial_argmax(argmax, 1000, &mut out).unwrap();
         out.values().to_vec()
     });
@@ -95,6 +95,7 @@ fn check(
         screened: after.screened - before.screened,
         pairs: after.pairs - before.pairs,
         failed: after.failed - before.failed,
+        listed: after.listed - before.listed,
     };
     (screened.to_vec(), counts)
 }
@@ -348,9 +349,9 @@ fn too_many_candidates_compute_all_logits() {
         let mut logits = device.tensor(3, outputs).unwrap();
         for operation in 1..=27 {
             let weight = &heads.screened;
-            device.argmax(Argmax { x: &x, norm: None, weight, logits: &mut logits }).unwrap();
+            device.argmax(Argmax { x: &x, norm: None, weight, logits: &mut logits, allowed: &[] }).unwrap();
             let failed = [1, 10, 27].iter().filter(|&&failure| failure <= operation).count() as u64;
-            let wanted = ScreenCounts { screened: 0, pairs: 0, failed };
+            let wanted = ScreenCounts { failed, ..ScreenCounts::default() };
             assert_eq!(device.screen_counts(), wanted, "{name}, operation {operation}");
         }
         let sampled = results(&mut device).sampled;
@@ -405,6 +406,165 @@ fn denormal_and_huge_numbers_change_no_token() {
     }
 }
 
+/// The masks of a test of 1,003 tokens, whose 63 panels allow a row's mask to name 15.
+fn masks() -> [Option<TokenMask>; 8] {
+    let of = |tokens: &[u32]| Some(TokenMask::of_tokens(TokenMask::words_of(1003), tokens.iter().copied()));
+    let odd: Vec<u32> = (0..1003).filter(|token| token % 2 == 1).collect();
+    [
+        None,
+        of(&[1002]),
+        of(&[3, 5, 15, 16, 500]),
+        of(&[]),
+        // Every second token, of every panel.
+        of(&odd),
+        // One token of each of 15 panels, and of 16 panels.
+        of(&(0..15).map(|panel| 16 * panel + panel).collect::<Vec<_>>()),
+        of(&(0..16).map(|panel| 64 * panel - panel.min(6)).collect::<Vec<_>>()),
+        // Tokens of one panel, which is the last and is not whole.
+        of(&(992..1003).collect::<Vec<_>>()),
+    ]
+}
+
+/// Asserts that the arg max of masked rows is what sampling takes. Returns the use of the screen by the head with one.
+#[track_caller]
+fn check_masked(
+    device: &mut CpuDevice,
+    what: &str,
+    heads: &[&Weights],
+    values: &[f32],
+    masks: &[Option<&TokenMask>],
+) -> Vec<ScreenCounts> {
+    let x = tensor(device, values.len() / masks.len(), values);
+    let mut logits = device.tensor(masks.len(), 1003).unwrap();
+    let greedy = |allowed| SampleRow {
+        params: &GREEDY,
+        prompt: &[],
+        output: &[],
+        forbidden: &[],
+        allowed,
+        position: 0,
+        logprobs: None,
+    };
+    let rows: Vec<_> = masks.iter().map(|mask| greedy(*mask)).enumerate().collect();
+    let counts = heads.iter().enumerate().map(|(head, weight)| {
+        device.linear(Linear::plain(&x, weight), &mut logits).unwrap();
+        device.sample(&logits, &rows).unwrap();
+        let before = device.screen_counts();
+        device.argmax(Argmax { x: &x, norm: None, weight, logits: &mut logits, allowed: masks }).unwrap();
+        let after = device.screen_counts();
+        let sampled = results(device).sampled;
+        assert_eq!(sampled[masks.len()..], sampled[..masks.len()], "{what}, head {head}");
+        ScreenCounts {
+            screened: after.screened - before.screened,
+            pairs: after.pairs - before.pairs,
+            failed: after.failed - before.failed,
+            listed: after.listed - before.listed,
+        }
+    });
+    counts.collect()
+}
+
+#[test]
+fn masked_rows_take_what_sampling_takes() {
+    let mut random = Random::new(67);
+    let (inputs, outputs) = (40, 1003);
+    let mut weights = random.normals(outputs * inputs, 0.5);
+    // Equal tokens in one panel, and in two.
+    for (token, twin) in [(3, 5), (15, 16), (500, 3)] {
+        weights.copy_within(twin * inputs..(twin + 1) * inputs, token * inputs);
+    }
+    let values = random.normals(20 * inputs, 1.0);
+    // The likeliest token of row 0 is token 500, which some masks allow.
+    for (weight, x) in weights[500 * inputs..][..inputs].iter_mut().zip(&values) {
+        *weight = 2.0 * x;
+    }
+    let masks = masks();
+    for (name, mut device) in devices() {
+        for dtype in TYPES {
+            let heads = Heads::new(&mut device, dtype, inputs, &weights);
+            let bytes = bytes(dtype, &weights);
+            let source = [HostMatrix::new(&bytes, dtype, outputs, inputs)];
+            let int8 = device.matrix(&source, Quantize::Int8).unwrap();
+            let all = [&heads.screened, &heads.plain, &int8];
+            for (kind, mask) in masks.iter().enumerate() {
+                for rows in [1, 3, 17] {
+                    let masks = vec![mask.as_ref(); rows];
+                    let what = format!("{name} {dtype:?}, {rows} rows of mask {kind}");
+                    let counts = check_masked(&mut device, &what, &all, &values[..rows * inputs], &masks);
+                    let listed = if [1, 2, 3, 5, 7].contains(&kind) { rows as u64 } else { 0 };
+                    assert_eq!(
+                        counts.iter().map(|of| of.listed).collect::<Vec<_>>(),
+                        [listed, listed, 0],
+                        "{what}"
+                    );
+                    // Rows that name their panels multiply these and no screen.
+                    let panels = [0, 1, 3, 0, 0, 15, 0, 1][kind];
+                    assert!(listed == 0 || counts[0].pairs == panels * listed, "{what}: {counts:?}");
+                    assert!(listed == 0 || counts[0].screened + counts[0].failed == 0, "{what}: {counts:?}");
+                }
+            }
+            // All kinds beside one another, from each first.
+            for first in 0..masks.len() {
+                let masks: Vec<_> = (first..first + 20).map(|i| masks[i % 8].as_ref()).collect();
+                let what = format!("{name} {dtype:?}, all masks from {first} on");
+                let counts = check_masked(&mut device, &what, &all, &values, &masks);
+                assert!(counts[0].listed == 0 || counts[0].screened == 1, "{what}: {counts:?}");
+            }
+        }
+    }
+}
+
+/// The screen's largest sums are those of forbidden tokens.
+#[test]
+fn forbidden_tokens_hide_no_panel() {
+    let mut random = Random::new(68);
+    let (inputs, outputs) = (128, 1003);
+    let values = random.normals(2 * inputs, 1.0);
+    let mut weights = random.normals(outputs * inputs, 0.1);
+    // Token 700 is the likeliest of both rows but for token 40, which is forbidden.
+    let sums: Vec<f32> = (0..inputs).map(|i| values[i] + values[inputs + i]).collect();
+    for (token, scale) in [(40, 1.0), (700, 0.6)] {
+        for (weight, sum) in weights[token * inputs..][..inputs].iter_mut().zip(&sums) {
+            *weight = scale * sum;
+        }
+    }
+    let others = (0..1003).filter(|token| *token != 40);
+    let mask = TokenMask::of_tokens(TokenMask::words_of(1003), others);
+    for (name, mut device) in devices() {
+        for dtype in TYPES {
+            let heads = Heads::new(&mut device, dtype, inputs, &weights);
+            let masks = [Some(&mask), None];
+            let counts = check_masked(&mut device, &name, &[&heads.screened], &values, &masks);
+            assert_eq!((counts[0].screened, counts[0].listed), (1, 0), "{name} {dtype:?}");
+            assert!(counts[0].pairs < 8, "{name} {dtype:?}: {counts:?}");
+        }
+    }
+}
+
+#[test]
+fn masks_of_another_size_are_refused() {
+    let (name, mut device) = devices().next().unwrap();
+    let heads = Heads::new(&mut device, WeightType::F32, 4, &[0.5; 4 * 100]);
+    let x = tensor(&mut device, 4, &[1.0; 8]);
+    let mut logits = device.tensor(2, 100).unwrap();
+    let (short, right) = (TokenMask::new([1_u32]), TokenMask::new([1_u32, 0, 0, 0]));
+    let weight = &heads.screened;
+    let mut argmax = |device: &mut CpuDevice, allowed: &[Option<&TokenMask>]| {
+        device.argmax(Argmax { x: &x, norm: None, weight, logits: &mut logits, allowed })
+    };
+    argmax(&mut device, &[Some(&short), Some(&right)]).unwrap();
+    let sampled = results(&mut device).sampled;
+    let refused = DeviceError::Misuse("a mask of 1 words for a vocabulary of 100".to_owned());
+    assert_eq!(sampled[0], Err(refused), "{name}");
+    assert_eq!(sampled[1].as_ref().map(|sampled| sampled.token), Ok(0), "{name}");
+    let refused = DeviceError::Misuse("1 masks for an arg max of 2 rows".to_owned());
+    assert_eq!(argmax(&mut device, &[Some(&right)]), Err(refused), "{name}");
+    let mut out = device.tensor(2, 2).unwrap();
+    let masked = Argmax { x: &x, norm: None, weight, logits: &mut logits, allowed: &[None, None] };
+    let refused = DeviceError::Misuse("2 masks for an operation that takes none".to_owned());
+    assert_eq!(device.partial_argmax(masked, 0, &mut out), Err(refused), "{name}");
+}
+
 #[test]
 fn heads_that_cannot_have_a_screen_have_none() {
     let mut random = Random::new(61);
@@ -448,7 +608,7 @@ fn the_memory_of_screened_steps_is_counted_and_final_after_the_first() {
         let mut argmax = |device: &mut CpuDevice, rows: usize| {
             x.fill(&random.normals(rows * inputs, 1.0)).unwrap();
             let weight = &heads.screened;
-            device.argmax(Argmax { x: &x, norm: None, weight, logits: &mut logits }).unwrap();
+            device.argmax(Argmax { x: &x, norm: None, weight, logits: &mut logits, allowed: &[] }).unwrap();
             device.step_bytes()
         };
         let before = device.step_bytes();

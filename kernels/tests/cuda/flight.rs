@@ -48,7 +48,7 @@ fn a_row_that_continues_begins_with_the_token_that_its_slot_sampled_last() {
     begin(&mut gpu, &mut planes, &shares(0, false), &[5, 17], &[0, 1], &[]).unwrap();
     gpu.embed(embed(), &mut x).unwrap();
     gpu.keep_logit_rows(&mut x).unwrap();
-    gpu.argmax(Argmax { x: &x, norm: None, weight: &weight, logits: &mut logits }).unwrap();
+    gpu.argmax(Argmax { x: &x, norm: None, weight: &weight, logits: &mut logits, allowed: &[] }).unwrap();
     let mut first = gpu.end_step().unwrap();
 
     begin(&mut gpu, &mut planes, &shares(1, true), &[0, 0], &[0, 1], &[]).unwrap();

@@ -145,13 +145,13 @@ fn likeliest<D: Families>(device: &mut D) -> (Vec<u32>, Vec<f32>) {
     let weights = random.normals(300 * 8, 0.5).repeat(2);
     let weight = matrix(device, WeightType::F32, 600, &weights);
     let mut logits = device.tensor(10, 600).unwrap();
-    device.argmax(Argmax { x: &x, norm: None, weight: &weight, logits: &mut logits }).unwrap();
+    device.argmax(Argmax { x: &x, norm: None, weight: &weight, logits: &mut logits, allowed: &[] }).unwrap();
     let mut out = device.tensor(9, 2).unwrap();
     let mut candidates = vec![Vec::new(); 9];
     for shard in 0..2 {
         let weight = matrix(device, WeightType::F32, 300, &weights[shard * 2400..][..2400]);
         let mut logits = device.tensor(9, 300).unwrap();
-        let argmax = Argmax { x: &x, norm: None, weight: &weight, logits: &mut logits };
+        let argmax = Argmax { x: &x, norm: None, weight: &weight, logits: &mut logits, allowed: &[] };
         device.partial_argmax(argmax, shard * 300, &mut out).unwrap();
         let got = values(device, &out);
         candidates.iter_mut().zip(got.chunks(2)).for_each(|(all, own)| all.extend_from_slice(own));

@@ -58,7 +58,7 @@ pub struct WantedRows {
 impl LogitRequests<'_> {
     /// Returns the rows that the requests name, for a TP group.
     pub fn rows_of_group(&self) -> WantedRows {
-        let mut wanted = self.rows();
+        let mut wanted = self.rows(false);
         for (index, (row, sample)) in self.sample.iter().enumerate() {
             let is_likeliest = wanted.likeliest.binary_search(row).is_ok();
             let twice = |other: Option<&(usize, SampleRow<'_>)>| other.is_some_and(|(other, _)| other == row);
@@ -72,15 +72,20 @@ impl LogitRequests<'_> {
         wanted
     }
 
-    /// Returns the rows that the requests name, for a group of one rank.
-    pub fn rows(&self) -> WantedRows {
+    /// Returns the rows that the requests name, for a group of one rank. `masks` says that the likeliest token may be
+    /// that which a mask allows.
+    pub fn rows(&self, masks: bool) -> WantedRows {
         let named = self.sample.iter().map(|(row, _)| *row).chain(self.score.iter().map(|(row, _)| *row));
         let mut rows: Vec<usize> = named.collect();
         // Both lists are sorted, but a row may have several requests.
         rows.sort_unstable();
         let likeliest = |(row, sample): &&(usize, SampleRow<'_>)| {
             let first = rows.partition_point(|other| other < row);
-            sample.takes_the_likeliest() && rows.get(first + 1) != Some(row)
+            let likeliest = match masks {
+                true => sample.takes_the_likeliest_allowed(),
+                false => sample.takes_the_likeliest(),
+            };
+            likeliest && rows.get(first + 1) != Some(row)
         };
         let likeliest = self.sample.iter().filter(likeliest).map(|(row, _)| *row).collect();
         rows.dedup();

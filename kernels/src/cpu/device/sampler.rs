@@ -4,8 +4,8 @@
 use super::CpuDevice;
 use super::dense::input;
 use crate::cpu::gemm::Epilogue;
-use crate::cpu::memory::matrix::Matrix;
 use crate::cpu::memory::{Shared, Tensor, Vector, Weights};
+use crate::cpu::sampling::mask::RowMasks;
 use crate::cpu::sampling::screen::Operands;
 use crate::cpu::sampling::{argmax, logits, nominate, sample};
 use crate::cpu::simd::isa::Path;
@@ -16,8 +16,14 @@ impl Sampler for CpuDevice {
     const IMPLEMENTED: bool = true;
 
     fn argmax(&mut self, argmax: Argmax<'_, Tensor, Weights, Vector>) -> Result<(), DeviceError> {
+        let masks = RowMasks(argmax.allowed);
+        let vocabulary = argmax.weight.plain_outputs()?;
         let rows = self.find_largest(argmax)?;
-        let token = |row| argmax::merged(&self.best, rows, row).token();
+        let token = |row| {
+            let mask = masks.of(row);
+            mask.map_or(Ok(()), |mask| check::mask(mask, vocabulary))?;
+            argmax::merged(&self.best, rows, row).token(mask.is_some())
+        };
         self.results.sampled.extend((0..rows).map(token));
         Ok(())
     }
@@ -29,6 +35,7 @@ impl Sampler for CpuDevice {
         out: &mut Tensor,
     ) -> Result<(), DeviceError> {
         let rows = argmax.x.live();
+        check::no_masks(argmax.allowed.len())?;
         let out = out.written(rows, 2)?;
         self.find_largest(argmax)?;
         for (row, out) in out.as_chunks_mut::<2>().0.iter_mut().enumerate() {
@@ -40,7 +47,7 @@ impl Sampler for CpuDevice {
     fn best_candidates(&mut self, candidates: &Tensor) -> Result<(), DeviceError> {
         check::candidates(candidates.width())?;
         for row in candidates.values().chunks_exact(candidates.width()) {
-            self.results.sampled.push(argmax::best_of(row.as_chunks().0).token());
+            self.results.sampled.push(argmax::best_of(row.as_chunks().0).token(false));
         }
         Ok(())
     }
@@ -134,21 +141,22 @@ impl Sampler for CpuDevice {
 }
 
 impl CpuDevice {
-    /// Multiplies `x` by the LM head. Finds, for each row and each thread, the token with the largest logit among those
-    /// that the thread computes. Returns the number of rows.
+    /// Multiplies `x` by the LM head. Finds, for each row and each thread, the allowed token with the largest logit
+    /// among those that the thread computes. Returns the number of rows.
     fn find_largest(&mut self, argmax: Argmax<'_, Tensor, Weights, Vector>) -> Result<usize, DeviceError> {
-        let Argmax { x, norm, weight, logits } = argmax;
-        let (rows, capacity) = (x.live(), logits.capacity());
+        let Argmax { x, norm, weight, logits, allowed } = argmax;
+        let (rows, capacity, masks) = (x.live(), logits.capacity(), RowMasks(allowed));
+        check::masks(allowed.len(), rows)?;
         let logits = logits.written(rows, weight.plain_outputs()?)?;
         let mut best = std::mem::take(&mut self.best);
         argmax::clear(&mut best, self.pool.threads(), rows);
         let shared = Shared::new(&mut best);
-        let partial = argmax::PartialArgmax::new(&shared, rows);
+        let partial = argmax::PartialArgmax::new(&shared, rows, masks);
         let screened = match weight {
-            Weights::Stored(matrix @ Matrix { screen: Some(screen), .. }) => {
+            Weights::Stored(matrix) => {
                 let Self { path, pool, quantised, products, screening, .. } = self;
                 let (path, x, logits) = (*path, input(x, norm.as_ref(), weight.inputs())?, &mut *logits);
-                screening.fit(capacity, matrix.shape.panels());
+                screening.fit(capacity, matrix);
                 screening.find_largest(Operands {
                     path,
                     pool,
@@ -157,12 +165,12 @@ impl CpuDevice {
                     x,
                     rows,
                     matrix,
-                    screen,
+                    masks,
                     partial,
                     logits,
                 })?
             }
-            _ => false,
+            Weights::Int8(_) | Weights::Grouped(_) => false,
         };
         if !screened {
             self.product(x, norm, weight, Epilogue::Largest(partial), logits)?;

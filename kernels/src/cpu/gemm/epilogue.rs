@@ -4,6 +4,7 @@ use super::work::Work;
 use crate::cpu::memory::Shared;
 use crate::cpu::rowwise::SiluMul;
 use crate::cpu::sampling::argmax::{PartialArgmax, UpdateArgmax};
+use crate::cpu::sampling::mask::RowMasks;
 use crate::cpu::simd::{LANES, Op, Simd};
 
 /// The operation that is applied to a matrix product's sums when the sums are stored.
@@ -18,8 +19,9 @@ pub(in crate::cpu) enum Epilogue<'a> {
     /// The arg max of each row of `x · Wᵀ`. `out` is scratch memory; its contents are undefined afterwards.
     Largest(PartialArgmax<'a>),
     /// The largest sum of each row and panel, `[rows, panels]`, for a matrix product in int8 whose weights are not
-    /// paired. `out` is scratch memory; its contents are undefined afterwards.
-    PanelMaxima(&'a Shared<'a, f32>),
+    /// paired. Only the outputs that the row's mask allows count. `out` is scratch memory; its contents are undefined
+    /// afterwards.
+    PanelMaxima(&'a Shared<'a, f32>, RowMasks<'a>),
 }
 
 /// The sums of one gate panel for the rows of a tile.
@@ -32,7 +34,7 @@ impl Work<'_> {
         let (width, column) = match self.epilogue {
             Epilogue::Set(_) | Epilogue::Add(_) => (self.matrix.shape.outputs, panel * LANES),
             Epilogue::Gated => (self.matrix.shape.outputs / 2, panel / 2 * LANES),
-            Epilogue::Largest(_) | Epilogue::PanelMaxima(_) => return,
+            Epilogue::Largest(_) | Epilogue::PanelMaxima(..) => return,
         };
         s.prefetch_to_write(self.out.as_ptr().wrapping_add(row * width + column).cast_const().cast());
     }
@@ -105,7 +107,7 @@ impl Work<'_> {
             Epilogue::Add(bias) => (bias, true),
             Epilogue::Gated => unreachable!("one panel of a pair"),
             Epilogue::Largest(partial) => return self.update_argmax(s, partial, row, panel, sum),
-            Epilogue::PanelMaxima(_) => unreachable!("maxima of panels that are not in int8"),
+            Epilogue::PanelMaxima(..) => unreachable!("maxima of panels that are not in int8"),
         };
         let (outputs, column) = (self.matrix.shape.outputs, panel * LANES);
         let width = LANES.min(outputs - column);

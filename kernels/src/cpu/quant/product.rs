@@ -101,7 +101,7 @@ pub(super) fn linear<'a, K: GroupedProduct>(
     let out = Shared::new(out);
     let (sums, width) = match epilogue {
         Epilogue::Gated => (&sums, shape.panels() * LANES),
-        Epilogue::Set(_) | Epilogue::Add(_) | Epilogue::Largest(_) | Epilogue::PanelMaxima(_) => {
+        Epilogue::Set(_) | Epilogue::Add(_) | Epilogue::Largest(_) | Epilogue::PanelMaxima(..) => {
             (&out, shape.outputs)
         }
     };
@@ -337,8 +337,8 @@ impl<K: GroupedProduct, const R: usize, const P: usize> RowTile<'_, K, R, P> {
         };
         for (r, sums) in sums.iter().enumerate() {
             for (p, &sum) in sums.iter().enumerate() {
-                if let (Epilogue::PanelMaxima(maxima), true) = (work.epilogue, to == shape.inputs) {
-                    work.store_maximum(s, maxima, row + r, panel + p, sum);
+                if let (Epilogue::PanelMaxima(maxima, masks), true) = (work.epilogue, to == shape.inputs) {
+                    work.store_maximum(s, (maxima, masks), row + r, panel + p, sum);
                     continue;
                 }
                 // SAFETY: no other task accesses these rows of these panels, and this task holds no other slice of them

@@ -5,6 +5,7 @@
 //! among equal logits, the lowest token id wins.
 
 use crate::cpu::memory::Shared;
+use crate::cpu::sampling::mask::{Masked, RowMasks};
 use crate::cpu::simd::{LANES, Op, Simd};
 use crate::device::sampler_preconditions as check;
 use crate::{DeviceError, Sampled};
@@ -32,10 +33,14 @@ impl Best {
         self.nan = nan;
     }
 
-    /// Returns the token. Fails if a logit was NaN or the largest logit is not finite.
-    pub(in crate::cpu) fn token(self) -> Result<Sampled, DeviceError> {
+    /// Returns the token. Fails if a logit was NaN or the largest logit is not finite. `masked` says that the row has a
+    /// mask.
+    pub(in crate::cpu) fn token(self, masked: bool) -> Result<Sampled, DeviceError> {
         if self.nan {
             return Err(check::logit_is_nan());
+        }
+        if masked && self.logit == f32::NEG_INFINITY {
+            return Err(check::no_token_left());
         }
         if !self.logit.is_finite() {
             return Err(check::largest_is_infinite(self.logit));
@@ -52,17 +57,18 @@ impl Best {
     }
 }
 
-/// The best token of every row per thread, `[threads, rows]`.
+/// The best token of every row per thread, `[threads, rows]`, among those that the row's mask allows.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct PartialArgmax<'a> {
     best: &'a Shared<'a, Best>,
     rows: usize,
+    masks: RowMasks<'a>,
 }
 
 impl<'a> PartialArgmax<'a> {
     /// Wraps a list that [`clear`] made for `rows` rows.
-    pub(in crate::cpu) fn new(best: &'a Shared<'a, Best>, rows: usize) -> Self {
-        Self { best, rows }
+    pub(in crate::cpu) fn new(best: &'a Shared<'a, Best>, rows: usize, masks: RowMasks<'a>) -> Self {
+        Self { best, rows, masks }
     }
 }
 
@@ -111,6 +117,12 @@ impl Op for UpdateArgmax<'_> {
             best.nan = true;
             return;
         }
+        let masked = partial.masks.masked(row, first, logits);
+        let (logits, lanes) = match &masked {
+            Masked::All => (logits, lanes),
+            Masked::Nothing => return,
+            Masked::Some(masked) => (&masked[..], s.load_some(masked, f32::NEG_INFINITY)),
+        };
         let largest = s.largest(lanes);
         if largest < best.logit {
             return;

@@ -10,6 +10,44 @@ pub(super) fn apply(path: Path, mask: &TokenMask, first: usize, logits: &mut [f3
     path.run(Forbid { words: mask.words(), first, logits });
 }
 
+/// The masks of an operation's rows. A row behind the last mask, or without one, may take every token.
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct RowMasks<'a>(pub(in crate::cpu) &'a [Option<&'a TokenMask>]);
+
+impl<'a> RowMasks<'a> {
+    /// The mask of a row.
+    pub(in crate::cpu) fn of(self, row: usize) -> Option<&'a TokenMask> {
+        self.0.get(row).copied().flatten()
+    }
+
+    /// Masks the logits of up to [`LANES`] tokens of a row, from token `first` on.
+    #[inline(always)]
+    pub(in crate::cpu) fn masked(self, row: usize, first: usize, logits: &[f32]) -> Masked {
+        let Some(mask) = self.of(row) else { return Masked::All };
+        let allowed = bits(mask.words(), first);
+        if allowed == 0 {
+            return Masked::Nothing;
+        }
+        let mut lanes = [f32::NEG_INFINITY; LANES];
+        for (lane, (masked, &logit)) in lanes.iter_mut().zip(logits).enumerate() {
+            if allowed >> lane & 1 == 1 {
+                *masked = logit;
+            }
+        }
+        Masked::Some(lanes)
+    }
+}
+
+/// What a mask leaves of the logits of up to [`LANES`] tokens.
+pub(in crate::cpu) enum Masked {
+    /// The row may take all tokens.
+    All,
+    /// The row may take none of these tokens.
+    Nothing,
+    /// The logits, of which those of forbidden tokens, and lanes without a token, are negative infinity.
+    Some([f32; LANES]),
+}
+
 struct Forbid<'a> {
     words: &'a [u32],
     first: usize,

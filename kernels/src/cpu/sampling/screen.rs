@@ -38,10 +38,16 @@
 //!
 //! A row whose logits could be infinite or NaN has no such bound. Then all logits of the operation are computed. The
 //! same happens if there are too many candidates, and [`Backoff`] then skips screens for a while.
+//!
+//! # Masks
+//!
+//! A row with a mask takes its largest allowed logit. All of the above holds for the allowed outputs alone: the others
+//! count as little as those that pad the last panel. If the mask allows outputs of few panels, these panels are the
+//! candidates, and the row needs neither screen nor bound. An operation with only such rows does not read the screen,
+//! so heads without a screen have it, too.
 
 pub mod inspect;
 
-use crate::DeviceError;
 use crate::cpu::gemm::groups::Group;
 use crate::cpu::gemm::input::Input;
 use crate::cpu::gemm::{self, Candidate, Epilogue, Layout, Product};
@@ -50,28 +56,35 @@ use crate::cpu::memory::matrix::Matrix;
 use crate::cpu::quant::Scratch as QuantScratch;
 use crate::cpu::quant::int8::{self, RowNorms, Screen};
 use crate::cpu::sampling::argmax::PartialArgmax;
+use crate::cpu::sampling::mask::RowMasks;
 use crate::cpu::simd::isa::Path;
 use crate::cpu::simd::{LANES, Op, Simd};
 use crate::cpu::threads::pool::ThreadPool;
+use crate::{DeviceError, TokenMask};
 
 /// Limit of a row's logits and partial sums. Rows that could exceed this limit are not screened.
 const MOST: f32 = 1e37;
 /// The part of a bound that covers underflow. It is far more than the largest error by underflow, 2^-118 per block of
 /// inputs.
 const TINY: f32 = 1e-30;
+/// Maximum number of panels of a row whose candidates are all panels that its mask allows.
+const MOST_LISTED: usize = 64;
 
 /// Counts of a device's uses of screens, since the device was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScreenCounts {
     /// Number of arg max operations that a screen has shortened.
     pub screened: u64,
-    /// Number of pairs of a panel and a row that these operations multiplied exactly.
+    /// Number of pairs of a panel and a row that these operations, and rows with a mask of few panels, multiplied
+    /// exactly.
     pub pairs: u64,
     /// Number of arg max operations that multiplied a screen but had to compute all logits anyway.
     pub failed: u64,
+    /// Number of rows whose mask named the panels that were multiplied exactly.
+    pub listed: u64,
 }
 
-/// The operands of an arg max with a screen.
+/// The operands of an arg max with a screen or masks.
 pub(in crate::cpu) struct Operands<'a> {
     pub(in crate::cpu) path: Path,
     pub(in crate::cpu) pool: &'a mut ThreadPool,
@@ -80,7 +93,7 @@ pub(in crate::cpu) struct Operands<'a> {
     pub(in crate::cpu) x: Input<'a>,
     pub(in crate::cpu) rows: usize,
     pub(in crate::cpu) matrix: &'a Matrix,
-    pub(in crate::cpu) screen: &'a Screen,
+    pub(in crate::cpu) masks: RowMasks<'a>,
     pub(in crate::cpu) partial: PartialArgmax<'a>,
     /// Scratch memory, `[rows, outputs]`.
     pub(in crate::cpu) logits: &'a mut [f32],
@@ -95,28 +108,35 @@ pub(in crate::cpu) struct Scratch {
     maxima: Vec<f32>,
     /// A bit for each row and panel, `[rows, panels / 16]`. The bits of candidates are set.
     marks: Vec<u16>,
+    /// For each row, whether its mask names its candidates.
+    listed: Vec<bool>,
     candidates: Vec<Candidate>,
     backoff: Backoff,
     counts: ScreenCounts,
 }
 
 impl Scratch {
-    /// Makes room for arg max operations of up to `rows` rows and `panels` panels.
-    pub(in crate::cpu) fn fit(&mut self, rows: usize, panels: usize) {
-        let Self { bounds, maxima, marks, candidates, .. } = self;
-        grow(bounds, rows);
-        grow(maxima, rows * panels);
+    /// Makes room for arg max operations of up to `rows` rows with a head.
+    pub(in crate::cpu) fn fit(&mut self, rows: usize, head: &Matrix) {
+        let panels = head.shape.panels();
+        let Self { bounds, maxima, marks, listed, candidates, .. } = self;
+        if head.screen.is_some() {
+            grow(bounds, rows);
+            grow(maxima, rows * panels);
+        }
         grow(marks, rows * panels.div_ceil(LANES));
+        grow(listed, rows);
         candidates.clear();
-        candidates.reserve(most_candidates(rows, panels) + 1);
+        candidates.reserve(most_candidates(rows, panels) + rows * most_listed(panels) + 1);
     }
 
     /// Size in bytes.
     pub(in crate::cpu) fn bytes(&self) -> usize {
-        let Self { bounds, maxima, marks, candidates, .. } = self;
+        let Self { bounds, maxima, marks, listed, candidates, .. } = self;
         size_of_val(&bounds[..])
             + size_of_val(&maxima[..])
             + size_of_val(&marks[..])
+            + size_of_val(&listed[..])
             + candidates.capacity() * size_of::<Candidate>()
     }
 
@@ -124,55 +144,75 @@ impl Scratch {
         self.counts
     }
 
-    /// Updates the arg max of all rows with all logits that can be a row's largest. Returns false if the screen cannot
-    /// be used. The arg max is then unchanged, and the caller must compute all logits. [`Self::fit`] must have made
-    /// room for the rows.
+    /// Updates the arg max of all rows with all logits that can be a row's largest. Returns false if neither the screen
+    /// nor masks can tell which. The arg max is then unchanged, and the caller must compute all logits. [`Self::fit`]
+    /// must have made room for the rows.
     pub(in crate::cpu) fn find_largest(&mut self, operands: Operands<'_>) -> Result<bool, DeviceError> {
-        let Operands { path, pool, int8, products, x, rows, matrix, screen, partial, logits } = operands;
-        if rows == 0 || !self.backoff.admits() {
+        let Operands { path, pool, int8, products, x, rows, matrix, masks, partial, logits } = operands;
+        if rows == 0 {
             return Ok(false);
         }
         let (shape, layout) = (matrix.shape, Layout::of(&matrix.data));
         let (panels, blocks) = (shape.panels(), shape.panels().div_ceil(LANES));
-        let bounds = Shared::new(&mut self.bounds[..rows]);
-        pool.run(rows, |row, _| {
-            let norms = RowNorms::of(path, x, row, shape.inputs, layout);
-            // SAFETY: each task accesses only the bound of its own row.
-            unsafe { bounds.slice_mut(row, 1)[0] = RowBound::new(norms, shape.inputs, screen.most) };
-        })?;
-        let bounds = &self.bounds[..rows];
-        if !bounds.iter().all(|bound| bound.sound) {
-            return Ok(false);
+        let (listed, marks) = (&mut self.listed[..rows], &mut self.marks[..rows * blocks]);
+        for (row, (listed, marks)) in listed.iter_mut().zip(marks.chunks_mut(blocks)).enumerate() {
+            *listed = masks.of(row).is_some_and(|mask| list(mask, panels, marks));
+        }
+        let screened = listed.iter().filter(|listed| !**listed).count();
+        if screened > 0 {
+            let Some(screen) = &matrix.screen else { return Ok(false) };
+            if !self.backoff.admits() {
+                return Ok(false);
+            }
+            let bounds = Shared::new(&mut self.bounds[..rows]);
+            pool.run(rows, |row, _| {
+                let norms = RowNorms::of(path, x, row, shape.inputs, layout);
+                // SAFETY: each task accesses only the bound of its own row.
+                unsafe { bounds.slice_mut(row, 1)[0] = RowBound::new(norms, shape.inputs, screen.most) };
+            })?;
+            let (bounds, listed) = (&self.bounds[..rows], &self.listed[..rows]);
+            if !bounds.iter().zip(listed).all(|(bound, listed)| bound.sound || *listed) {
+                return Ok(false);
+            }
+
+            let maxima = Shared::new(&mut self.maxima[..rows * panels]);
+            let product = Product {
+                x,
+                groups: &[Group::whole(rows)],
+                matrices: std::slice::from_ref(screen.head()),
+                epilogue: Epilogue::PanelMaxima(&maxima, masks),
+                out: logits,
+            };
+            int8::linear(path, pool, int8, product)?;
+            let maxima = &self.maxima[..rows * panels];
+            let marks = Shared::new(&mut self.marks[..rows * blocks]);
+            pool.run(rows, |row, _| {
+                if listed[row] {
+                    return;
+                }
+                // SAFETY: each task accesses only the marks of its own row.
+                let marks = unsafe { marks.slice_mut(row * blocks, blocks) };
+                let maxima = &maxima[row * panels..][..panels];
+                path.run(Mark { maxima, screen, bound: bounds[row], marks });
+            })?;
         }
 
-        let maxima = Shared::new(&mut self.maxima[..rows * panels]);
-        let product = Product {
-            x,
-            groups: &[Group::whole(rows)],
-            matrices: std::slice::from_ref(screen.head()),
-            epilogue: Epilogue::PanelMaxima(&maxima),
-            out: logits,
-        };
-        int8::linear(path, pool, int8, product)?;
-        let maxima = &self.maxima[..rows * panels];
-        let marks = Shared::new(&mut self.marks[..rows * blocks]);
-        pool.run(rows, |row, _| {
-            // SAFETY: each task accesses only the marks of its own row.
-            let marks = unsafe { marks.slice_mut(row * blocks, blocks) };
-            let maxima = &maxima[row * panels..][..panels];
-            path.run(Mark { maxima, screen, bound: bounds[row], marks });
-        })?;
-
-        let most = most_candidates(rows, panels);
+        let most = match screened {
+            0 => 0,
+            screened => most_candidates(screened, panels),
+        } + (rows - screened) * most_listed(panels);
         collect(&self.marks[..rows * blocks], blocks, most, &mut self.candidates);
         if self.candidates.len() > most {
             self.backoff.failed();
             self.counts.failed += 1;
             return Ok(false);
         }
-        self.backoff.succeeded();
-        self.counts.screened += 1;
+        if screened > 0 {
+            self.backoff.succeeded();
+            self.counts.screened += 1;
+        }
         self.counts.pairs += self.candidates.len() as u64;
+        self.counts.listed += (rows - screened) as u64;
         gemm::find_largest(path, pool, products, (x, rows), (matrix, &self.candidates), partial)?;
         Ok(true)
     }
@@ -190,6 +230,33 @@ fn grow<T: Clone + Default>(list: &mut Vec<T>, len: usize) {
 /// sixteen rows. For more rows, the exact product takes proportionally longer, so more candidates pay off.
 fn most_candidates(rows: usize, panels: usize) -> usize {
     rows + panels * rows.max(16) / 64
+}
+
+/// Maximum number of panels whose outputs a mask allows, for a row that needs no screen. A quarter of all panels, as
+/// for a screen's candidates.
+fn most_listed(panels: usize) -> usize {
+    MOST_LISTED.min(panels / 4)
+}
+
+/// Marks the panels with an output that the mask allows. Returns false if there are too many.
+fn list(mask: &TokenMask, panels: usize, marks: &mut [u16]) -> bool {
+    marks.fill(0);
+    let mut left = most_listed(panels);
+    for (word, &allowed) in mask.words().iter().enumerate().filter(|(_, allowed)| **allowed != 0) {
+        for (half, outputs) in [allowed & 0xFFFF, allowed >> 16].into_iter().enumerate() {
+            // A word has the bits of two panels.
+            let panel = 2 * word + half;
+            if outputs == 0 || panel >= panels {
+                continue;
+            }
+            if left == 0 {
+                return false;
+            }
+            left -= 1;
+            marks[panel / LANES] |= 1 << (panel % LANES);
+        }
+    }
+    true
 }
 
 /// Appends the candidates that `marks` (`[rows, blocks]`) holds, in order. Stops when there are more than `most`.

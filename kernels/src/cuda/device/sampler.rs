@@ -138,7 +138,8 @@ impl CudaDevice {
         &mut self,
         argmax: Argmax<'a, Tensor, Matrix, Vector>,
     ) -> Result<&'a Tensor, DeviceError> {
-        let Argmax { x, norm, weight, logits } = argmax;
+        let Argmax { x, norm, weight, logits, allowed } = argmax;
+        check::no_masks(allowed.len())?;
         logits.written_like(x, weight.plain_outputs()?)?;
         self.product(x, norm, weight, Accumulate::Set, logits.at())?;
         Ok(logits)

@@ -69,15 +69,37 @@ pub(crate) fn adjusted_tokens(row: &SampleRow<'_>, vocabulary: usize) -> Result<
     if !row.adjusts() {
         return Ok(());
     }
-    let needed = TokenMask::words_of(vocabulary);
-    if let Some(words) = row.allowed.map(|mask| mask.words().len()).filter(|words| *words != needed) {
-        return refuse(format!("a mask of {words} words for a vocabulary of {vocabulary}"));
-    }
+    row.allowed.map_or(Ok(()), |allowed| mask(allowed, vocabulary))?;
     let biased = row.params.logit_bias.iter().map(|bias| &bias.token_id);
     let tokens = biased.chain(row.forbidden).chain(row.prompt).chain(row.output);
     match tokens.into_iter().find(|&&token| token as usize >= vocabulary) {
         Some(token) => refuse(format!("token {token} of a vocabulary of {vocabulary}")),
         None => Ok(()),
+    }
+}
+
+/// Checks that a mask has the vocabulary's size.
+pub(crate) fn mask(mask: &TokenMask, vocabulary: usize) -> Result<(), DeviceError> {
+    match mask.words().len() {
+        words if words == TokenMask::words_of(vocabulary) => Ok(()),
+        words => refuse(format!("a mask of {words} words for a vocabulary of {vocabulary}")),
+    }
+}
+
+/// Checks that an arg max has no masks, or one entry per row.
+pub(crate) fn masks(masks: usize, rows: usize) -> Result<(), DeviceError> {
+    match masks {
+        0 => Ok(()),
+        masks if masks == rows => Ok(()),
+        masks => refuse(format!("{masks} masks for an arg max of {rows} rows")),
+    }
+}
+
+/// Checks that an operation without masks has none.
+pub(crate) fn no_masks(masks: usize) -> Result<(), DeviceError> {
+    match masks {
+        0 => Ok(()),
+        masks => refuse(format!("{masks} masks for an operation that takes none")),
     }
 }
 

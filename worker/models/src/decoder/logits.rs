@@ -5,6 +5,9 @@
 //! token, every rank finds its best token, and the leader compares one candidate per rank. The largest logit wins.
 //! Among equal logits the lowest token id wins, as in a group of one rank.
 //!
+//! In a group of one rank, a row that follows a constraint and needs only the likeliest token that its mask allows is
+//! such a row, too, where the device [masks the arg max](tutti_kernels::DeviceLimits::masks_argmax).
+//!
 //! Some devices sample in this way in a group of one rank, too, if the row has neither bias nor penalties.
 //!
 //! A row with a `top_k` of at most 256 or without temperature may have a [`Nomination`](tutti_kernels::Nomination),
@@ -20,7 +23,7 @@ mod candidates;
 use std::ops::Range;
 
 use tutti_kernels::{
-    Argmax, Device, DeviceError, GatheredRows, Linear, SampleRow, ScoreRow, collective::GroupRank,
+    Argmax, Device, DeviceError, GatheredRows, Linear, SampleRow, ScoreRow, TokenMask, collective::GroupRank,
 };
 
 use self::candidates::{Candidates, Exchange, GatheredBy, gathered_by};
@@ -102,7 +105,10 @@ impl<D: DecoderDevice> Head<D> {
         wanted: &LogitRequests<'_>,
     ) -> Result<(), DeviceError> {
         let nominates = self.candidates.is_some() || !self.group_rank.is_alone();
-        let mut rows = if nominates { wanted.rows_of_group() } else { wanted.rows() };
+        let mut rows = match nominates {
+            true => wanted.rows_of_group(),
+            false => wanted.rows(device.limits().masks_argmax),
+        };
         if self.group_rank.is_alone() {
             // A nomination cannot count the token of a step in flight. Groups have one step in flight.
             rows.nominated.retain(|(_, nomination)| nomination.adjustments.is_none());
@@ -113,7 +119,7 @@ impl<D: DecoderDevice> Head<D> {
             let (now, then);
             (now, sample) = sample.split_at(sample.partition_point(|(row, _)| *row < tile.rows.end));
             (then, score) = score.split_at(score.partition_point(|(row, _)| *row < tile.rows.end));
-            let gathered = self.compute(device, ends, states, &rows, tile)?;
+            let gathered = self.compute(device, ends, states, (&rows, now), tile)?;
             if !tile.likeliest {
                 let (now, then) = (rebase(now, tile.rows.start), rebase(then, tile.rows.start));
                 self.answer(device, &gathered, &now, &then)?;
@@ -134,7 +140,7 @@ impl<D: DecoderDevice> Head<D> {
     ) -> Result<(), DeviceError> {
         let tiles = self.tiles_of(wanted, logit_rows)?;
         for tile in &tiles {
-            self.compute(device, ends, states, wanted, tile)?;
+            self.compute(device, ends, states, (wanted, &[]), tile)?;
         }
         self.tiles = tiles;
         Ok(())
@@ -154,20 +160,22 @@ impl<D: DecoderDevice> Head<D> {
     }
 
     /// Computes the final norm and the LM head of a tile. In a tile of likeliest tokens, also samples all rows. In any
-    /// other tile, sends the leader the candidates or the whole logits of each row.
+    /// other tile, sends the leader the candidates or the whole logits of each row. `sample` has the tile's requests,
+    /// and nothing on a follower.
     fn compute<'a>(
         &mut self,
         device: &mut D,
         ends: &Ends<D>,
         states: &D::Tensor,
-        wanted: &'a WantedRows,
+        (wanted, sample): (&'a WantedRows, &[(usize, SampleRow<'_>)]),
         tile: &Tile,
     ) -> Result<GatheredBy<'a>, DeviceError> {
         let Self { hidden: x, logits, candidates, gathered, first, .. } = self;
         device.copy_rows(states, tile.rows.clone(), x)?;
         let (norm, weight) = (Some(ends.final_norm()), ends.lm_head());
         if tile.likeliest {
-            let argmax = Argmax { x, norm, weight, logits };
+            let allowed = masks_of(sample);
+            let argmax = Argmax { x, norm, weight, logits, allowed: &allowed };
             match candidates {
                 Some(Candidates { exchanges: [Exchange { own, all, .. }, ..], .. })
                     if !self.group_rank.is_alone() =>
@@ -254,6 +262,14 @@ fn divide(wanted: &WantedRows, capacity: usize, candidates: bool, tiles: &mut Ve
             }
             _ => tiles.push(tile),
         }
+    }
+}
+
+/// Returns the masks of requests for consecutive rows. Returns nothing, and allocates nothing, if no row has one.
+fn masks_of<'a>(sample: &[(usize, SampleRow<'a>)]) -> Vec<Option<&'a TokenMask>> {
+    match sample.iter().any(|(_, row)| row.allowed.is_some()) {
+        true => sample.iter().map(|(_, row)| row.allowed).collect(),
+        false => Vec::new(),
     }
 }
 

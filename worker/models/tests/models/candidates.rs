@@ -202,6 +202,41 @@ fn candidates_and_whole_rows_give_the_same_tokens() {
     }
 }
 
+/// Alone, a rank takes the arg max of greedy rows without storing their logits, also if they have masks of few tokens,
+/// of most tokens, of none, or no mask.
+#[test]
+fn the_likeliest_allowed_token_is_that_of_the_whole_row() {
+    let dir = with_ties();
+    of_ranks(1, dir.path(), Auto, |model| {
+        let mut random = Random(0x9e37_79b9_7f4a_7c15);
+        for round in 0..20 {
+            let tokens: Vec<u32> = (0..ROWS).map(|_| random.below(VOCABULARY) as u32).collect();
+            let mask = |random: &mut Random| match random.below(5) {
+                0 => None,
+                1 => Some(TokenMask::of_tokens(WORDS, [random.below(VOCABULARY) as u32])),
+                2 => Some(TokenMask::of_tokens(WORDS, random.tokens(9))),
+                3 => Some(TokenMask::of_tokens(WORDS, random.tokens(600))),
+                _ => {
+                    Some(TokenMask::of_tokens(WORDS, (0..VOCABULARY as u32).filter(|_| random.below(9) > 0)))
+                }
+            };
+            let request = |allowed| Request { params: SamplingParams::GREEDY, allowed, ..Request::default() };
+            let requests: Vec<_> = (0..ROWS).map(|_| request(mask(&mut random))).collect();
+            let rows: Vec<_> = requests.iter().enumerate().map(|(row, of)| (row, of.row(row))).collect();
+            assert!(rows.iter().all(|(_, row)| row.takes_the_likeliest_allowed()));
+            let whole: Vec<_> =
+                rows.iter().map(|(row, of)| (*row, SampleRow { logprobs: Some(0), ..*of })).collect();
+            let [found, whole] = [&rows, &whole].map(|rows| answers(model, &tokens, rows, &[]).sampled);
+            for ((found, whole), request) in found.iter().zip(&whole).zip(&requests) {
+                let token = |of: &Result<tutti_kernels::Sampled, DeviceError>| {
+                    of.as_ref().map(|sampled| sampled.token).map_err(Clone::clone)
+                };
+                assert_eq!(token(found), token(whole), "round {round}: {:?}", request.allowed);
+            }
+        }
+    });
+}
+
 /// All tiles of a step share one buffer of logits. The step has three tiles: the first and the third draw tokens, and
 /// the second takes the likeliest tokens.
 #[test]

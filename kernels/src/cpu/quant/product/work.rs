@@ -5,6 +5,7 @@ use crate::cpu::gemm::Epilogue;
 use crate::cpu::gemm::input::Input;
 use crate::cpu::gemm::tile::Tiling;
 use crate::cpu::memory::Shared;
+use crate::cpu::sampling::mask::{Masked, RowMasks};
 use crate::cpu::simd::{LANES, Simd};
 
 /// State that all tasks of one group's matrix product share.
@@ -41,22 +42,27 @@ impl<K: GroupedProduct> Work<'_, K> {
         unsafe { self.sums.slice_mut(row * self.width + column, LANES.min(self.width - column)) }
     }
 
-    /// Stores the largest of the sums of one row and one panel. Outputs that pad the panel are left out.
+    /// Stores the largest of the sums of one row and one panel. Outputs that pad the panel, and those that
+    /// the row's mask forbids, are left out.
     #[inline(always)]
     pub(super) fn store_maximum<S: Simd>(
         &self,
         s: S,
-        maxima: &Shared<'_, f32>,
+        (maxima, masks): (&Shared<'_, f32>, RowMasks<'_>),
         row: usize,
         panel: usize,
         sum: S::F,
     ) {
         let shape = self.kernel.shape();
         let outputs = LANES.min(shape.outputs - panel * LANES);
-        let sum = if outputs < LANES {
+        let sum = if outputs < LANES || masks.of(row).is_some() {
             let mut lanes = [0.0; LANES];
             s.store_some(&mut lanes, sum);
-            s.load_some(&lanes[..outputs], f32::NEG_INFINITY)
+            match masks.masked(row, panel * LANES, &lanes[..outputs]) {
+                Masked::All => s.load_some(&lanes[..outputs], f32::NEG_INFINITY),
+                Masked::Nothing => s.splat(f32::NEG_INFINITY),
+                Masked::Some(ref lanes) => s.load_some(lanes, f32::NEG_INFINITY),
+            }
         } else {
             sum
         };
