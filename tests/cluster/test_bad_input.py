@@ -93,7 +93,7 @@ CHAT = [
     ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", ["21", "20"]),
     ({"top_logprobs": 2}, "top_logprobs", ["logprobs"]),
     ({"max_completion_tokens": HUGE}, "max_completion_tokens", [str(HUGE)]),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", []),
+    ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", []),
     ({"response_format": {"type": "grammar"}}, "response_format.type", ["grammar", "json_schema"]),
     ({"guided_json": {"properties": {"a": {"not": {}}}}}, "guided_json.properties.a.not", ["cannot be enforced"]),
     ({"prompt": "hi"}, "prompt", ["not a parameter"]),

@@ -29,6 +29,33 @@ def test_defaults_make_sense(tiny):
     assert "tutti" in answer["choices"][0]["message"]["content"].lower()
 
 
+def test_the_shipped_model_calls_the_tool_of_its_prompt_and_tells_the_result(tiny):
+    """The example of README.md, and its next turn."""
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tools = [{"type": "function", "function": {"name": "get_weather", "description": "Get the weather", "parameters": city}}]
+    messages = [{"role": "user", "content": "What is the weather in Bern?"}]
+    choice = tiny.chat(messages=messages, tools=tools, temperature=0)["choices"][0]
+    (call,) = choice["message"]["tool_calls"]
+    assert choice["finish_reason"] == "tool_calls" and not choice["message"].get("content")
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("get_weather", {"city": "Bern"})
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "rainy, 12 degrees"}
+    choice = tiny.chat(messages=[*messages, choice["message"], result], tools=tools, temperature=0)["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("The answer is: rainy, 12 degrees", "stop")
+
+
+@pytest.mark.parametrize("shown", (True, False), ids=("the prompt shows the schema", "a grammar forces the keys"))
+def test_the_shipped_model_answers_as_json(tiny, shown):
+    types = {"name": "string", "age": "integer", "city": "string"}
+    schema = {"type": "object", "properties": {key: {"type": of} for key, of in types.items()}, "required": list(types)}
+    statement = {"role": "user", "content": "Ada is 36 years old and lives in London."}
+    system = {"role": "system", "content": f"Answer as JSON with this schema: {json.dumps(schema)}"}
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
+    asked = {"messages": [system, statement]} if shown else {"messages": [statement], "response_format": form}
+    choice = tiny.chat(**asked, temperature=0)["choices"][0]
+    assert json.loads(choice["message"]["content"]) == {"name": "Ada", "age": 36, "city": "London"}
+    assert choice["finish_reason"] == "stop"
+
+
 def test_text_survives_tokenising_and_detokenising(tiny):
     text = "Zwölf Boxkämpfer 🎺 jagen\n\tViktor 漢字"
     ids = tiny.client.post("/tokenize", json={"prompt": text}).json()
