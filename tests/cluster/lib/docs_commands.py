@@ -59,7 +59,7 @@ COMMANDS = [
     (r"tests/tools/venv( && tests/goldens/generate)?", "tests/run"),
     (r"tests/(emulated/run|long-properties|mutants|bench/peers/setup)", "not run: takes minutes to hours"),
     (r"tests/advisories", "not run: asks github.com, which not every machine reaches"),
-    (r"tests/cuda-orders", "tests/run: one of its orders"),
+    (r"tests/cuda-orders", "tests/run: one of its orders, half of the tests with checks"),
     (r"tests/cuda-http", "tests/run: half of the tests, a sixth of their parameters"),
     (r"tests/cuda-mutants", "tests/run: a sample"),
     (r"tests/chaos --minutes 5 --shape mtls", "tests/cluster/test_chaos.py: for half a minute"),
