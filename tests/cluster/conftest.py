@@ -24,12 +24,13 @@ LONG = ("test_wheel.py", "test_chaos.py", "test_disaggregation.py", "test_sim.py
 
 def pytest_addoption(parser):
     parser.addoption("--sample-parameters", metavar="SEED", help="run a sixth of each test's parameters, and half of the attacks")
+    parser.addoption("--half", action="store_true", help="with --sample-parameters: half of the tests")
 
 
 def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: item.path.name not in LONG)
     if seed := config.getoption("--sample-parameters"):
-        items[:], left_out = sampled(items, seed)
+        items[:], left_out = sampled(items, seed, config.getoption("--half"))
         config.hook.pytest_deselected(items=left_out)
 
 

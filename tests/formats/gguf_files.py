@@ -16,6 +16,12 @@ from safetensors.torch import load_file, save_file
 
 TYPES = [Type.F32, Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q4_K, Type.Q5_K, Type.Q6_K]
 ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen3moe"}
+# Golden models: of which model of tests/goldens, and the type of its matrices.
+GOLDENS = [
+    (model, kind)
+    for model in ("smollm", "llama3", "qwen2", "qwen3", "qwen3_moe")
+    for kind in (Type.F32, Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q5_0)
+]
 # Offsets in a block of its scales in f16.
 SCALES = {Type.Q8_0: [0], Type.Q4_0: [0], Type.Q4_1: [0, 2], Type.Q5_0: [0], Type.Q4_K: [0, 2], Type.Q5_K: [0, 2], Type.Q6_K: [208]}
 
@@ -49,6 +55,7 @@ def random_tensors(out):
     writer.write_tensors_to_file()
     writer.close()
     save_file(values, f"{path}/values.safetensors")
+    print("GGUF             values by the package gguf", flush=True)
 
 
 def permuted(x, heads):
@@ -137,12 +144,3 @@ def golden(out, model, kind):
             folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager").eval()
     cases = {f"{tag}.{k}": v.contiguous().clone() for tag, case in make_goldens.cases(reference, model, 0) for k, v in case.items()}
     save_file(cases, f"{path}/goldens.safetensors")
-
-
-def write(out):
-    random_tensors(out)
-    print("GGUF             values by the package gguf", flush=True)
-    for model in ("smollm", "llama3", "qwen2", "qwen3", "qwen3_moe"):
-        for kind in (Type.F32, Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q5_0):
-            golden(out, model, kind)
-        print(f"{model} in GGUF", flush=True)

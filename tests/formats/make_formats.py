@@ -9,6 +9,7 @@ and DIR/goldens/MODEL-LAYOUT, as tests/goldens/make_goldens.py does. gguf_files.
 
 import argparse
 import json
+import multiprocessing
 import os
 import tempfile
 import zlib
@@ -74,6 +75,7 @@ def is_linear(name, tensor):
 
 
 def golden(out, model, layout):
+    """Writes a golden model in a layout."""
     source, path = f"target/goldens/seed0/{model}", f"{out}/goldens/{model}-{layout.name}"
     state = load_file(f"{source}/model.safetensors")
     rng = np.random.default_rng([9, zlib.crc32(path.encode())])
@@ -115,20 +117,25 @@ def main():
     tf.logging.set_verbosity_error()
     tf.logging.disable_progress_bar()
     random_tensors(args.out)
-    gguf_files.write(args.out)
+    gguf_files.random_tensors(args.out)
+    work = [(gguf_files.golden, (args.out, *golden)) for golden in gguf_files.GOLDENS]
     for model in args.models:
         # Experts of this model have 40 inputs, which groups of 8 divide, and layouts with fixed groups do not.
         moe = model == "qwen3_moe"
         for layout in layouts(8 if moe else 32):
             if moe and layout.name in ("mxfp4", "nvfp4", "nvfp4_modelopt", "nf4"):
                 continue
-            golden(args.out, model, layout)
-        print(f"{model} in all layouts", flush=True)
+            work.append((golden, (args.out, model, layout)))
     # Two ranks cut the 96 inputs of `down_proj` into groups of 16, but not into groups of 32.
     for layout in layouts(16):
         if layout.name == "w4_group":
             layout.name = "w4_group16"
-            golden(args.out, "llama3", layout)
+            work.append((golden, (args.out, "llama3", layout)))
+    # A process per processor, because each computes with one thread. Forks share the imports, which take seconds.
+    with multiprocessing.get_context("fork").Pool() as pool:
+        for made in [pool.apply_async(function, arguments) for function, arguments in work]:
+            made.get()
+    print(f"{len(work)} golden models", flush=True)
 
 
 if __name__ == "__main__":

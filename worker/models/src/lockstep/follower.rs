@@ -19,36 +19,28 @@ pub fn follow(
     model: &mut dyn Model,
     plans: &mut dyn Collective,
     connector: &mut dyn Connector,
-    ran: impl FnMut(u64),
+    mut ran: impl FnMut(u64),
 ) -> Result<(), DeviceError> {
     let mut follower = Follower {
         model,
         plans,
         connector,
-        ran,
+        ran: &mut ran,
         number: 0,
         forwards: 0,
         in_flight: 0,
         tables: Tables::default(),
         results: LogitResults::default(),
     };
-    let mut message = Vec::new();
-    while follower.hear(&mut message)? {
-        match follower.run(&message) {
-            // The leader refuses the same plan, so this rank is still in lockstep and continues.
-            Err(DeviceError::Misuse(why)) => tracing::debug!(number = follower.number, why, "plan refused"),
-            outcome => outcome?,
-        }
-        follower.number += 1;
-    }
-    Ok(())
+    follower.follow()
 }
 
-struct Follower<'a, R> {
+/// Not generic over `ran`, so that it is compiled once and not at each call of [`follow`].
+struct Follower<'a> {
     model: &'a mut dyn Model,
     plans: &'a mut dyn Collective,
     connector: &'a mut dyn Connector,
-    ran: R,
+    ran: &'a mut dyn FnMut(u64),
     /// Number of the current plan. Plans are numbered from 0.
     number: u64,
     /// Number of forward passes so far. The last `in_flight` of them are not collected yet.
@@ -60,7 +52,20 @@ struct Follower<'a, R> {
     results: LogitResults,
 }
 
-impl<R: FnMut(u64)> Follower<'_, R> {
+impl Follower<'_> {
+    fn follow(&mut self) -> Result<(), DeviceError> {
+        let mut message = Vec::new();
+        while self.hear(&mut message)? {
+            match self.run(&message) {
+                // The leader refuses the same plan, so this rank is still in lockstep and continues.
+                Err(DeviceError::Misuse(why)) => tracing::debug!(number = self.number, why, "plan refused"),
+                outcome => outcome?,
+            }
+            self.number += 1;
+        }
+        Ok(())
+    }
+
     /// Waits for the next plan. Returns false if the leader has left the group.
     fn hear(&mut self, message: &mut Vec<u8>) -> Result<bool, DeviceError> {
         match self.plans.broadcast(message, Patience::Forever) {
