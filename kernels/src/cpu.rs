@@ -19,6 +19,7 @@ mod threads;
 
 pub use device::{CpuDevice, Done};
 pub use memory::{PackedOutcome, PackedWeights, Planes, Tensor, Vector, Weights};
+pub(crate) use quant::RowQuantiser;
 pub use sampling::screen::ScreenCounts;
 #[doc(hidden)] // For integration tests.
 pub use sampling::screen::inspect;

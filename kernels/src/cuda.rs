@@ -12,6 +12,7 @@ mod context;
 mod device;
 mod experts;
 mod gemm;
+mod host_threads;
 mod kernels;
 mod library;
 mod memory;

@@ -31,7 +31,9 @@ pub use self::encoder::{Encoder, EncoderHeads, Gelu, LayerNorm, PixelGrid, Segme
 pub(crate) use self::experts::MixSizes;
 pub use self::experts::{ExpertBuffers, Experts, MixExperts, Routing};
 pub use self::planes::{KvScales, KvShape, KvType, PlanesShape};
-pub use self::quantized::{GroupOffsets, INT4_GROUP, OffsetKind, QuantizedRows, QuantizedType, ScaleType};
+pub use self::quantized::{
+    GroupOffsets, INT4_GROUP, OffsetKind, QuantizedRows, QuantizedType, ScaleType, quantize_of_head,
+};
 pub use self::recurrence::{DecayedSum, Recurrence};
 pub use self::rotary::{RopeFrequencies, Rotary};
 pub(crate) use self::sampler::preconditions as sampler_preconditions;

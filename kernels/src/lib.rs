@@ -21,7 +21,7 @@ pub use device::{
     GatedNorm, GatheredRows, Gelu, GraphId, GroupOffsets, HeadNorms, HostMatrix, INT4_GROUP, KvScales,
     KvShape, KvType, LayerNorm, Linear, MixExperts, Norm, OffsetKind, PagedAttention, PixelGrid, PlanesShape,
     Quantize, QuantizedRows, QuantizedType, Recurrence, RopeFrequencies, Rotary, RotateAndStore, Routing,
-    Sampler, ScaleType, SegmentAttention, VocabularyShard, WeightType,
+    Sampler, ScaleType, SegmentAttention, VocabularyShard, WeightType, quantize_of_head,
 };
 pub use recorder::{Observer, Operation, Recorder};
 pub use sampling::{

@@ -51,10 +51,10 @@ choices! {
     pub enum Quantize {
         /// As the checkpoint stores them.
         None = "none",
-        /// Eight bits per weight with a scale for each group of inputs. Activations are quantised to eight bits too.
+        /// Eight bits per weight with a scale for each group of inputs. CPUs quantise activations to eight bits, too.
         Int8 = "int8",
         /// Four bits per weight with a scale for each group of 32 inputs, and eight bits for the embedding and the LM
-        /// head. Activations are quantised to eight bits.
+        /// head. CPUs quantise activations to eight bits, too.
         Int4 = "int4",
     }
 }

@@ -1,6 +1,6 @@
-"""Quantised checkpoints, and keys and values in fp8, on GPUs. Tests that a GPU holds weights as stored, that answers
-are near the reference's on the dequantised weights, and that their bits do not depend on the batch. Runs under
-emulated-gpu/run, or on a real GPU."""
+"""Quantised checkpoints, `--quantize`, and keys and values in fp8, on GPUs. Tests that a GPU holds weights as stored,
+that answers are near the reference's on the dequantised weights, and that their bits do not depend on the batch. Runs
+under emulated-gpu/run, or on a real GPU."""
 
 import pytest
 from bits import WHOLE, Cluster, check, check_preempted, check_prefixes
@@ -73,6 +73,36 @@ def test_quantised_checkpoints_match_the_reference_as_bf16_does(start, figure, n
     ours, most = deviation(golden, got[64]), bound_of(SERVED[name])
     figure(f"cuda {name}: mean |logprob - reference| {ours:.4f}, bound {most:.4f}")
     assert ours <= most
+
+
+# The models that a GPU quantises, and those flags of a CPU with which it multiplies the same weights. A CPU rounds the
+# activations of int8 to eight bits, so the bound is that of tests/cluster/test_quantize.py.
+AT_LOAD = {
+    "int4": ("llama3", ("--no-quantized-activations",), None),
+    "int8": ("qwen3_moe", (), 0.1),
+}
+
+
+@pytest.mark.parametrize("quantize", AT_LOAD)
+def test_weights_that_a_gpu_quantises_answer_as_on_a_cpu(start, figure, quantize):
+    model, exact, most = AT_LOAD[quantize]
+    directory = GOLDENS / "bf16" / model
+    golden = load_file(directory / "goldens.safetensors")
+    common = ("--model", directory, WITHOUT_TOKENIZER, "--quantize", quantize)
+    got = {}
+    for device, more in (("cpu", exact), ("cuda", ())):
+        cluster = start("--device", device, *common, *more)
+        assert cluster.says(f"weights in {quantize}")
+        got[device] = answers(cluster, golden)
+        cluster.wait_until_idle()
+        cluster.stop()
+    off = []
+    for length in LENGTHS[1:]:
+        ids = golden[f"t{length}.input_ids"]
+        off.extend(abs(prompt_logprobs(got["cuda"][length], ids) - prompt_logprobs(got["cpu"][length], ids)))
+    ours, most = sum(off) / len(off), most or bound_of(model)
+    figure(f"cuda {model} in {quantize}: mean |logprob - the CPU's| {ours:.4f}, bound {most:.4f}")
+    assert 0 < ours <= most
 
 
 # Models whose bits are compared. The one of codes has plain attention in f32, which takes minutes on an emulated GPU.

@@ -3,7 +3,7 @@
 use tutti_kernels::cuda::{self, GroupId, Missing};
 use tutti_proto::Rank;
 use tutti_runtime::Error;
-use tutti_settings::{DeviceChoice, Quantize, WorkerSettings};
+use tutti_settings::{DeviceChoice, WorkerSettings};
 
 /// The kind of device that a worker computes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,18 +66,10 @@ fn choose_among(
     match settings.device.device {
         DeviceChoice::Cpu => Ok(Chosen::Cpu),
         DeviceChoice::Sim => Ok(Chosen::Sim),
-        DeviceChoice::Cuda => match (unfit(settings), gpus()) {
-            (Some(why), _) => Err(refuse(format!("cuda: {why}"))),
-            (None, Ok(count)) => Ok(gpu(count)),
-            (None, Err(missing)) => Err(refuse(format!("cuda: {missing}"))),
-        },
-        DeviceChoice::Auto => match (unfit(settings), gpus()) {
-            (None, Ok(count)) => Ok(gpu(count)),
-            (Some(why), Ok(_)) => {
-                tracing::warn!(worker = rank.0, why, "the GPU of this machine is not used");
-                Ok(Chosen::Cpu)
-            }
-            (_, Err(missing)) => {
+        DeviceChoice::Cuda => gpus().map(gpu).map_err(|missing| refuse(format!("cuda: {missing}"))),
+        DeviceChoice::Auto => match gpus() {
+            Ok(count) => Ok(gpu(count)),
+            Err(missing) => {
                 if !missing.is_driver() {
                     tracing::warn!(worker = rank.0, %missing, "the NVIDIA driver of this machine is not used");
                 }
@@ -85,17 +77,6 @@ fn choose_among(
             }
         },
     }
-}
-
-/// Returns why the CUDA device of this build cannot serve these settings; `None` if the device can.
-fn unfit(settings: &WorkerSettings) -> Option<String> {
-    if settings.weights.quantize != Quantize::None {
-        let quantize = settings.weights.quantize;
-        return Some(format!(
-            "this build has no weights in {quantize} on GPUs: --quantize needs --device cpu"
-        ));
-    }
-    None
 }
 
 #[cfg(test)]

@@ -187,6 +187,7 @@ fn cuda_device(settings: &WorkerSettings, rank: Rank, ordinal: usize) -> Result<
     let limit = Duration::from_secs(settings.hang_timeout.into()) / 2;
     let cache = KernelCache::of_user().with_compiled(settings.device.compiled_kernels.clone());
     CudaDevice::open(ordinal, &cache)?
+        .with_host_threads(threads(settings))
         .with_watchdog(limit, move |hangs| tracing::error!(worker = rank.0, "{hangs}"))
 }
 

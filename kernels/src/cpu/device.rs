@@ -14,7 +14,7 @@ mod weights;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use self::weights::{of_head, pack};
+use self::weights::pack;
 use super::experts::Routes;
 use super::gemm;
 use super::memory::fused_matrices::FusedMatrices;
@@ -34,6 +34,7 @@ use crate::{
     Device, DeviceError, DeviceLimits, HostMatrix, PageId, PlanesShape, Quantize, QuantizedRows, SlotId,
     StepInputs, StepResults,
     collective::{Collective, GroupRank},
+    quantize_of_head,
 };
 
 /// A CPU as a device. Operations run synchronously, on the caller's thread and the device's own threads.
@@ -189,7 +190,7 @@ impl Device for CpuDevice {
         matrices: &[HostMatrix<'_>],
         quantize: Quantize,
     ) -> Result<Weights, DeviceError> {
-        let mut weights = self.pack(matrices, false, of_head(quantize))?;
+        let mut weights = self.pack(matrices, false, quantize_of_head(quantize))?;
         if let (Weights::Stored(matrix), true) = (&mut weights, self.screened_head) {
             matrix.screen = self.pack_screen(matrices)?.map(Box::new);
         }
@@ -203,7 +204,7 @@ impl Device for CpuDevice {
     ) -> Result<Weights, DeviceError> {
         let (path, pool, source) = (self.path, &mut self.pool, FusedMatrices::new(matrices, false)?);
         // A table is only used for look-ups, so it keeps the checkpoint's type on every path.
-        let packing = Packing::new(of_head(quantize), Form::Stored(source.dtype));
+        let packing = Packing::new(quantize_of_head(quantize), Form::Stored(source.dtype));
         pack(&self.packed, source, packing, || Weights::pack(path, pool, source, packing))
     }
 

@@ -18,6 +18,7 @@ use super::compile::KernelCache;
 use super::context::{Event, Gpu, MemoryReader};
 use super::experts::{CountsOfStep, ExpertCounts, ExpertTables};
 use super::gemm::Gemm;
+use super::host_threads::HostThreads;
 use super::kernels::Kernels;
 use super::memory::{DeviceBuffer, PinnedBuffer};
 use super::nccl::{Communicator, GroupMeeting};
@@ -28,9 +29,10 @@ use super::step::Step;
 use super::tensor::{Matrix, Tensor, Vector, WeightLoader};
 use super::watchdog::Watchdog;
 use crate::collective::GroupRank;
+use crate::cpu::RowQuantiser;
 use crate::{
     Device, DeviceError, DeviceLimits, HostMatrix, PageId, PlanesShape, Quantize, QuantizedRows, SlotId,
-    StepInputs, StepResults,
+    StepInputs, StepResults, quantize_of_head,
 };
 
 /// Maximum number of steps that are enqueued and not collected: one runs while the host prepares the next.
@@ -95,6 +97,7 @@ pub struct CudaDevice {
     scratch: Scratch,
     narrowed: Option<dense::Narrowed>,
     loader: WeightLoader,
+    host_threads: HostThreads,
     /// Rotary frequencies that have been copied to the device.
     ropes: Vec<attention::RopeOnDevice>,
     expert_tables: ExpertTables,
@@ -133,6 +136,7 @@ impl CudaDevice {
             scratch: Scratch::default(),
             narrowed: None,
             loader: WeightLoader::new(&gpu),
+            host_threads: HostThreads(1),
             ropes: Vec::new(),
             expert_tables: ExpertTables::default(),
             expert_counts: ExpertCounts::default(),
@@ -206,6 +210,11 @@ impl CudaDevice {
         Self { enough_tiles: Some(tiles), ..self }
     }
 
+    /// Sets the number of threads of the host that prepare weights while they are loaded: 1 by default.
+    pub fn with_host_threads(self, threads: usize) -> Self {
+        Self { host_threads: HostThreads(threads), ..self }
+    }
+
     /// Number of slots whose last token is kept.
     fn kept_slots(&self) -> usize {
         self.last_tokens.bytes() / 4
@@ -217,8 +226,8 @@ impl CudaDevice {
         is_pair: bool,
         quantize: Quantize,
     ) -> Result<Matrix, DeviceError> {
-        if quantize != Quantize::None {
-            return Err(DeviceError::Unsupported(format!("quantize {quantize:?}, on {}", self.describe())));
+        if let Some(source) = RowQuantiser::new(matrices, is_pair, quantize)? {
+            return Matrix::quantise(&self.gpu, &mut self.loader, &source, self.host_threads);
         }
         let matrix = Matrix::load(&self.gpu, &mut self.loader, matrices, is_pair)?;
         self.gemm.prepare(&matrix)?;
@@ -274,6 +283,22 @@ impl Device for CudaDevice {
         self.load(matrices, false, quantize)
     }
 
+    fn head_matrix(
+        &mut self,
+        matrices: &[HostMatrix<'_>],
+        quantize: Quantize,
+    ) -> Result<Matrix, DeviceError> {
+        self.load(matrices, false, quantize_of_head(quantize))
+    }
+
+    fn table_matrix(
+        &mut self,
+        matrices: &[HostMatrix<'_>],
+        quantize: Quantize,
+    ) -> Result<Matrix, DeviceError> {
+        self.load(matrices, false, quantize_of_head(quantize))
+    }
+
     fn gate_up_matrix(
         &mut self,
         gate_up: [HostMatrix<'_>; 2],
@@ -292,6 +317,11 @@ impl Device for CudaDevice {
 
     fn quantized_gate_up(&mut self, gate_up: [QuantizedRows<'_>; 2]) -> Result<Matrix, DeviceError> {
         Matrix::load_codes(&self.gpu, &mut self.loader, &gate_up, true)
+    }
+
+    fn host_tasks(&mut self, tasks: usize, task: &(dyn Fn(usize) + Sync)) -> Result<(), DeviceError> {
+        self.host_threads.run(tasks, task);
+        Ok(())
     }
 
     fn matrix_bytes(&self, matrix: &Matrix) -> u64 {

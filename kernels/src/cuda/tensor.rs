@@ -98,7 +98,7 @@ impl Vector {
     ) -> Result<Self, DeviceError> {
         let data = DeviceBuffer::new(gpu, size_of_val(values), "a weight vector")?;
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
-        loader.load(&data, [&bytes[..]].into_iter())?;
+        loader.load(&data, 0, [&bytes[..]].into_iter())?;
         Ok(Self { len: values.len(), data })
     }
 
@@ -184,7 +184,7 @@ impl Matrix {
         let row_bytes = inputs * dtype.bytes();
         let data = DeviceBuffer::new(gpu, outputs.checked_mul(row_bytes), "a weight matrix")?;
         let rows = matrices.iter().flat_map(|matrix| (0..matrix.rows).map(move |row| matrix.row(row)));
-        loader.load(&data, rows)?;
+        loader.load(&data, 0, rows)?;
         Ok(Self { outputs, inputs, is_pair, dtype, codes: None, data })
     }
 }
@@ -204,17 +204,18 @@ impl WeightLoader {
         Self { gpu: gpu.clone(), buffers: Vec::new(), next: 0 }
     }
 
-    /// Copies `pieces`, end to end, to the start of `to`.
+    /// Copies `pieces`, end to end, to `to`, from its byte `start` on.
     pub(super) fn load<'a>(
         &mut self,
         to: &DeviceBuffer,
+        start: usize,
         pieces: impl Iterator<Item = &'a [u8]>,
     ) -> Result<(), DeviceError> {
         self.gpu.bind()?;
         while self.buffers.len() < 2 {
             self.buffers.push((PinnedBuffer::new(&self.gpu, CHUNK)?, None));
         }
-        let (mut copied, mut filled) = (0, 0);
+        let (mut copied, mut filled) = (start, 0);
         for mut piece in pieces {
             while !piece.is_empty() {
                 if filled == 0 {

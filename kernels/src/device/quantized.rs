@@ -2,11 +2,21 @@
 
 use half::f16;
 
+use tutti_settings::Quantize;
+
 use crate::DeviceError;
 
 /// Number of inputs that share a scale of two bytes if weights are quantised as
-/// [`Quantize::Int4`](crate::Quantize::Int4).
+/// [`Quantize::Int4`].
 pub const INT4_GROUP: usize = 32;
+
+/// Returns the quantisation of LM heads and of tables of embeddings: eight bits where other matrices have four.
+pub fn quantize_of_head(quantize: Quantize) -> Quantize {
+    match quantize {
+        Quantize::None => Quantize::None,
+        Quantize::Int8 | Quantize::Int4 => Quantize::Int8,
+    }
+}
 
 /// The type of one quantised weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -15,6 +15,7 @@ mod experts;
 mod flight;
 mod group;
 mod launches;
+mod quantised;
 mod row_bits;
 mod sampling;
 mod support;

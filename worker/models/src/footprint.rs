@@ -1,7 +1,9 @@
 //! The memory that a model will take, computed from its config and the headers of its weights before anything is
 //! loaded.
 
-use tutti_kernels::{Device, INT4_GROUP, Quantize, QuantizedType, WeightType, collective::GroupRank};
+use tutti_kernels::{
+    Device, INT4_GROUP, Quantize, QuantizedType, WeightType, collective::GroupRank, quantize_of_head,
+};
 
 use crate::{
     LoadError, LoadOptions,
@@ -57,11 +59,7 @@ impl Footprint {
             weight_bytes = weight_bytes.saturating_add(bytes);
             Ok::<_, LoadError>(())
         };
-        // Devices hold embeddings and LM heads in eight bits where they hold other matrices in four.
-        let of_ends = match options.quantize {
-            Quantize::None => Quantize::None,
-            Quantize::Int8 | Quantize::Int4 => Quantize::Int8,
-        };
+        let of_ends = quantize_of_head(options.quantize);
         ends.all().try_for_each(|spec| add(spec, of_ends))?;
         for spec in layers {
             add(spec, options.quantize)?;

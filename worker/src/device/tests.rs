@@ -59,16 +59,6 @@ fn a_folder_of_compiled_kernels_that_is_not_there_is_refused_by_name() {
 }
 
 #[test]
-fn what_gpus_do_not_serve_yet_is_refused_by_name_and_auto_takes_the_cpu() {
-    let mut settings = settings(DeviceChoice::Cuda);
-    settings.weights.quantize = Quantize::Int8;
-    let text = choose_among(&settings, Rank(0), || Ok(2)).unwrap_err().to_string();
-    assert!(text.contains("--device cpu") && text.contains("--quantize"), "{text}");
-    settings.device.device = DeviceChoice::Auto;
-    assert_eq!(choose_among(&settings, Rank(0), || Ok(2)).unwrap(), Chosen::Cpu);
-}
-
-#[test]
 fn a_group_needs_the_library_of_collectives() {
     let nccl = || {
         let (library, purpose) = ("libnccl.so.2", "it comes with NCCL");

@@ -54,7 +54,7 @@ impl Need {
         if self.workers > 1 {
             remedies.push("fewer workers (--workers)");
         }
-        if self.can_quantise && on_host {
+        if self.can_quantise {
             remedies.push("--quantize int8 or int4");
         }
         remedies.push(if on_host { "more memory" } else { "more GPUs (--tp)" });

@@ -78,14 +78,6 @@ impl CpuDevice {
     }
 }
 
-/// The quantisation of LM heads and tables of embeddings: eight bits where other matrices have four.
-pub(super) fn of_head(quantize: Quantize) -> Quantize {
-    match quantize {
-        Quantize::None => Quantize::None,
-        Quantize::Int8 | Quantize::Int4 => Quantize::Int8,
-    }
-}
-
 /// Returns a packed matrix: from the cache file of packed weights, if there is one, else from `pack`.
 pub(super) fn pack(
     packed: &Option<PackedWeights>,

@@ -30,6 +30,7 @@ mod widened;
 pub(super) use self::dots::most_words as most_dot_words;
 pub(in crate::cpu) use self::layout::GroupLayout;
 pub use self::layout::GroupedMatrix;
+pub(super) use self::quantise::{check_groups, quantise as quantise_group};
 pub(in crate::cpu) use self::rows::FusedRows;
 pub(super) use self::widened::most_words as most_widened_words;
 use crate::DeviceError;

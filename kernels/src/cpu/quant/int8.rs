@@ -33,6 +33,7 @@ pub(super) mod quantise;
 mod screen;
 
 pub(super) use activations::row_words;
+pub(super) use format::GROUP;
 pub use format::Int8Matrix;
 pub(super) use pack::widen;
 pub(in crate::cpu) use product::linear;

@@ -43,9 +43,9 @@ impl Source {
         let values = floats(random, scale_type, count);
         let integers = matches!(element, QuantizedType::Int4 | QuantizedType::Int8);
         let zeros = (has_zeros && integers).then(|| {
-            (0..count)
-                .map(|index| if index % 5 == 0 { [0, 15][index % 2] } else { random.below(16) as u8 })
-                .collect()
+            let ends = if element == QuantizedType::Int4 { [0, 15] } else { [0x80, 0x7f] };
+            let zero = |index| if index % 5 == 0 { ends[index % 2] } else { random.below(16) as u8 };
+            (0..count).map(zero).collect()
         });
         let source = Self::new(element, (rows, columns), (rows_per_scale, group), codes, values, zeros);
         Self { scale_type, ..source }

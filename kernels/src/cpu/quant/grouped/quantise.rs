@@ -17,7 +17,7 @@ use crate::cpu::quant::product::CHUNK;
 use crate::cpu::simd::isa::Path;
 use crate::cpu::simd::{LANES, Op, Simd};
 use crate::cpu::threads::pool::ThreadPool;
-use crate::{DeviceError, WeightType};
+use crate::{DeviceError, HostMatrix, WeightType};
 
 /// The codes that the largest weight of a group may have, less the zero point, without its sign. Codes end at -8, so a
 /// larger number clips the largest weights and leaves finer steps to the others.
@@ -33,14 +33,7 @@ impl GroupedMatrix {
         source: FusedMatrices<'_>,
     ) -> Result<Self, DeviceError> {
         let FusedMatrices { shape, dtype, .. } = source;
-        if let Some(cut) =
-            source.iter().find(|matrix| matrix.stride > matrix.columns && matrix.columns % BLOCK > 0)
-        {
-            return Err(DeviceError::Unsupported(format!(
-                "int4: a share of {} of {} inputs cuts a group of {BLOCK}",
-                cut.columns, cut.stride
-            )));
-        }
+        check_groups(source)?;
         let layout = GroupLayout::INT4;
         let mut data = Buffer::zeroed(Self::len(shape, layout), "a weight matrix")?;
         source.pack(pool, &mut data, |rows, to| match dtype {
@@ -49,6 +42,17 @@ impl GroupedMatrix {
             WeightType::Bf16 => path.run(Panel::<Bf16>::new(rows, shape.inputs, to)),
         })?;
         Ok(Self { shape, layout, data })
+    }
+}
+
+/// Returns an error if a matrix is a share of the columns that cuts a group.
+pub(in crate::cpu::quant) fn check_groups(source: FusedMatrices<'_>) -> Result<(), DeviceError> {
+    let is_cut = |matrix: &&HostMatrix<'_>| matrix.stride > matrix.columns && matrix.columns % BLOCK > 0;
+    match source.iter().find(is_cut) {
+        None => Ok(()),
+        Some(HostMatrix { columns, stride, .. }) => Err(DeviceError::Unsupported(format!(
+            "int4: a share of {columns} of {stride} inputs cuts a group of {BLOCK}"
+        ))),
     }
 }
 
@@ -100,7 +104,7 @@ impl<W: Format> Op for Panel<'_, W> {
 /// Returns the scale of a group, which is an f16, and the codes of its weights. The scale is NaN if a weight is not
 /// finite, so that NaN propagates.
 #[inline(always)]
-fn quantise<S: Simd>(s: S, x: &[f32; BLOCK]) -> (f32, [u8; BLOCK]) {
+pub(in crate::cpu::quant) fn quantise<S: Simd>(s: S, x: &[f32; BLOCK]) -> (f32, [u8; BLOCK]) {
     let mut extreme = 0.0f32;
     for x in x {
         if !x.is_finite() {

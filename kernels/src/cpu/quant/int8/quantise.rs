@@ -12,7 +12,7 @@ const TINY: f32 = 1e-30;
 /// Quantises up to [`GROUP`] numbers, and fills the rest of `out` with zeros. Returns the scale. The scale is NaN if
 /// any input is not finite, so that NaN propagates.
 #[inline(always)]
-pub(super) fn quantise<S: Simd>(s: S, x: &[f32], out: &mut [i8; GROUP]) -> f32 {
+pub(in crate::cpu::quant) fn quantise<S: Simd>(s: S, x: &[f32], out: &mut [i8; GROUP]) -> f32 {
     let zero = s.splat(0.0);
     let (mut largest, mut poison) = (zero, zero);
     for block in x.chunks(LANES) {
