@@ -68,8 +68,8 @@ pub struct MediaItem {
     #[prost(string, tag = "2")]
     pub format: ::prost::alloc::string::String,
     /// Absent if another worker encodes the item.
-    #[prost(bytes = "vec", tag = "3")]
-    pub data: ::prost::alloc::vec::Vec<u8>,
+    #[prost(bytes = "bytes", tag = "3")]
+    pub data: ::prost::bytes::Bytes,
     /// 16-byte digest of everything that decides the item's embeddings and positions, set by the conductor. Prefix caches
     /// compare it, since a prompt's planes depend on it.
     #[prost(bytes = "vec", tag = "6")]

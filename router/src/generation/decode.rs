@@ -215,7 +215,7 @@ fn decode_all(
         decoded.push((path, input.placeholder, times));
         items.push(done);
     }
-    // The canonical forms are copied for each choice.
+    // The message of each choice has a copy of the canonical forms.
     let bytes = items.iter().map(|item| item.data.len()).sum::<usize>().saturating_mul(copies as usize);
     if !lease.take(bytes) {
         let path = decoded.first().map_or("n", |(path, ..)| path);
@@ -259,7 +259,7 @@ fn decode_item(
             if !budget.memory.take(data.len()) {
                 return Err(MediaError::NoMemory(data.len()));
             }
-            Ok(pb::MediaItem { format, data, ..empty })
+            Ok(pb::MediaItem { format, data: data.into(), ..empty })
         }
         MediaForm::Clips(clips) => {
             budget.samples = max_samples(&clips, limits, input.max_call_tokens);
@@ -283,7 +283,7 @@ fn decode_item(
             samples.iter().for_each(|sample| data.extend_from_slice(&sample.to_le_bytes()));
             drop(samples);
             budget.memory.give(bytes);
-            Ok(pb::MediaItem { data, ..empty })
+            Ok(pb::MediaItem { data: data.into(), ..empty })
         }
         MediaForm::Pixels(pixels) => {
             let count = data.len();
@@ -302,13 +302,17 @@ fn decode_item(
                 return Ok(pb::MediaItem {
                     grid: Some(grid(&pixels, patches, frames.size)),
                     seconds_per_grid: Some(seconds_per_patch(&pixels, fps.unwrap_or(1.0))),
-                    data: frames.pixels,
+                    data: frames.pixels.into(),
                     ..empty
                 });
             }
             let file = data.first().map_or(&[][..], Vec::as_slice);
             let picture = tutti_media::decode_picture(file, &mut budget, size)?;
-            Ok(pb::MediaItem { grid: Some(grid(&pixels, 1, picture.size)), data: picture.pixels, ..empty })
+            Ok(pb::MediaItem {
+                grid: Some(grid(&pixels, 1, picture.size)),
+                data: picture.pixels.into(),
+                ..empty
+            })
         }
     }
 }

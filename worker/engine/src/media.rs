@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use prost::bytes::Bytes;
 use tutti_models::{EmbeddedRows, EncoderItem};
 use tutti_proto::{
     cluster::v1 as pb,
@@ -34,7 +35,7 @@ impl Encoding {
 /// The data of an item to encode, and its grid.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct EncodedItem {
-    pub data: Vec<u8>,
+    pub data: Bytes,
     pub grid: Option<pb::MediaGrid>,
 }
 

@@ -73,7 +73,7 @@ fn request(request: u64, items: &[Vec<u8>]) -> pb::LaunchGraph {
         spec.media.push(pb::MediaItem {
             kind: pb::MediaKind::Audio.into(),
             format: "wav".into(),
-            data: data.clone(),
+            data: data.clone().into(),
             digest: [digest(data), digest(data)].concat(),
             runs: vec![pb::MediaRun { first: spec.prompt.len() as u32, tokens: tokens as u32 }],
             ..Default::default()
