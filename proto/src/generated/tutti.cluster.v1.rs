@@ -989,6 +989,22 @@ pub struct WorkerLoad {
     /// Absent from workers that make no masks.
     #[prost(message, optional, tag = "18")]
     pub masks: ::core::option::Option<MaskCounts>,
+    /// Absent until the worker has encoded media.
+    #[prost(message, optional, tag = "19")]
+    pub encoders: ::core::option::Option<EncoderCounts>,
+}
+/// Counters of the encoders of media, since the worker's process began.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EncoderCounts {
+    /// Calls of encoders whose embeddings were in the cache, so that no encoder ran.
+    #[prost(uint64, tag = "1")]
+    pub hits: u64,
+    /// Calls of encoders that ran.
+    #[prost(uint64, tag = "2")]
+    pub misses: u64,
+    /// Bytes of embeddings that the cache holds.
+    #[prost(uint64, tag = "3")]
+    pub bytes: u64,
 }
 /// Counters of the masks of constrained output, since the worker's process began.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
