@@ -1,8 +1,8 @@
 //! Fetches the files whose URLs a request names, from the origins that the settings allow.
 //!
 //! A server that fetches what its clients name reaches what only it can reach. So an origin must be in `media_origins`,
-//! no redirect is followed, no proxy is used, and a host name must stand for public addresses alone, which are looked up
-//! once for each connection. An operator who means a private address writes the address.
+//! no redirect is followed, no proxy is used, and a host name must stand for public addresses alone, which are looked
+//! up once for each connection. An operator who means a private address writes the address.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
