@@ -107,7 +107,16 @@ impl Conductor for ConductorService {
             request.into_inner();
         let request_id = XRequestId::parse(&request_id);
         let origin = Origin { trace: TraceContext::received(trace), share, request_id };
-        let submission = self.cluster.resume(spec.unwrap_or_default(), timeout_ms, generated, origin)?;
+        let spec = spec.unwrap_or_default();
+        let (cluster, has_media) = (self.cluster.clone(), !spec.media.is_empty());
+        let resume = move || cluster.resume(spec, timeout_ms, generated, origin);
+        // Media are large and are hashed, which would hold up all that this thread serves.
+        let submission = match has_media {
+            true => tokio::task::spawn_blocking(resume)
+                .await
+                .map_err(|e| Error::internal(format!("the request was not accepted: {e}")))??,
+            false => resume()?,
+        };
         Ok(Response::new(Events(submission)))
     }
 

@@ -25,12 +25,16 @@ const PARAMETERS: [(&str, &str); 3] = [
     (".tutti.cluster.v1.LogitBias", "::tutti_parameters::LogitBias"),
 ];
 
+/// The field whose bytes are shared and not copied when a message is cloned: media are large.
+const SHARED_BYTES: &str = ".tutti.cluster.v1.MediaItem.data";
+
 #[test]
 fn generated_code_is_that_of_the_proto_files() {
     let room = Path::new(env!("CARGO_MANIFEST_DIR"));
     let fresh = tempfile::tempdir().unwrap();
     let all = protox::compile([CLIENT].into_iter().chain(CLUSTER), [room.join("protos")]).unwrap();
-    let (mut parameters, mut others) = (tonic_prost_build::configure(), tonic_prost_build::configure());
+    let configure = || tonic_prost_build::configure().bytes(SHARED_BYTES);
+    let (mut parameters, mut others) = (configure(), configure());
     for file in &all.file {
         let messages = file.message_type.iter().map(|message| message.name());
         for name in messages.chain(file.enum_type.iter().map(|kind| kind.name())) {

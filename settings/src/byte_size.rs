@@ -27,6 +27,13 @@ const UNITS: [(&str, u64); 9] = [
     ("B", 1),
 ];
 
+impl ByteSize {
+    /// The number of bytes, or the largest that this machine can address.
+    pub fn bytes(self) -> usize {
+        usize::try_from(self.0).unwrap_or(usize::MAX)
+    }
+}
+
 impl FromStr for ByteSize {
     type Err = String;
 

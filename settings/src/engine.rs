@@ -22,6 +22,9 @@ settings! {
             prefill_sharing: PrefillSharing = PrefillSharing::ShortestFirst;
             /// Target for the time between two tokens; prompts get what decodes leave of it
             target_itl_ms: Option<u32> = None, unit "MS", default "none", at least 1;
+            /// Prefills of prompts with pictures, recordings or videos: cut like those of texts, or each whole in one
+            /// step
+            media_prefill: MediaPrefill = MediaPrefill::Chunked;
             /// KV pages that a request must hold before it runs
             admission: Admission = Admission::WholeLife;
             /// Requests that one worker runs at a time
@@ -35,6 +38,12 @@ settings! {
                 default "as needed, at most what weights leave of its share of 7/8 of free memory";
             /// Type of the elements of KV pages
             kv_cache_dtype: KvCacheDtype = KvCacheDtype::Auto;
+            /// Host memory of each worker for embeddings of media that it has encoded, the least recently used of which
+            /// make room for others; 0 keeps none
+            encoder_cache_memory: ByteSize = ByteSize(256 << 20), unit "SIZE";
+            /// Host memory of each worker for embeddings of requests whose prefill is not over; further requests wait,
+            /// and a request with more waits until it is the only one
+            embedding_memory: ByteSize = ByteSize(256 << 20), unit "SIZE";
             /// Do not keep KV pages for prompts that begin alike
             no_prefix_cache: bool = false;
         }
@@ -95,6 +104,16 @@ choices! {
         Fair = "fair",
         /// The earliest request takes as many tokens as it needs, then the next request does.
         FirstCome = "first-come",
+    }
+}
+
+choices! {
+    /// How prompts with media are prefilled. The sampled tokens do not depend on this choice.
+    pub enum MediaPrefill {
+        /// As those of texts: `chunking` says where they are cut, also inside a picture.
+        Chunked = "chunked",
+        /// Each is one row of one step. A prompt that is larger than the budget runs alone.
+        Atomic = "atomic",
     }
 }
 

@@ -53,7 +53,7 @@ pub use conductor::ConductorSettings;
 pub use connections::ConnectionSettings;
 pub use declare::{Choice, Kind, Setting, Settings};
 pub use engine::{
-    Admission, Chunking, DEFAULT_RUNNING_REQUESTS, EngineSettings, KvCacheDtype, PrefillSharing,
+    Admission, Chunking, DEFAULT_RUNNING_REQUESTS, EngineSettings, KvCacheDtype, MediaPrefill, PrefillSharing,
 };
 pub use faults::{DrainSettings, FaultSettings};
 pub use invalid::Invalid;

@@ -38,8 +38,9 @@ state. Without it, a worker takes what its requests can use, bounded by its shar
   worker its share. The workers of one conductor therefore never take more than the machine has, in whatever order they
   load. A worker that joins by hand takes all memory that is free as its share; give it `kv_cache_memory` if it is not
   alone on its machine.
-- Seven eighths of the share, less the bytes of the weights and of the largest step, go to planes, if so much is free once
-  the weights are loaded. The last eighth stays for the system, the conductor and cached files.
+- Seven eighths of the share, less the bytes of the weights, of the largest step and, for a model with media, of
+  `embedding_memory` and `encoder_cache_memory`, go to planes, if so much is free once the weights are loaded. The last
+  eighth stays for the system, the conductor and cached files.
 - A worker whose weights leave less than that still takes 1/8 of what is free, at most 2GiB: weights that several workers
   map from `packed_weights` count for each of them, but are in memory once.
 

@@ -75,6 +75,11 @@ settings! {
             max_media_bytes: usize = 48 << 20, unit "BYTES", at least 1, changes live;
             /// Pixels of a picture or a frame before it is resized.
             max_media_pixels: usize = 32 << 20, unit "N", at least 1, changes live;
+            /// Origins (scheme, host and port) from which pictures and recordings are fetched if a request names their
+            /// URL. Without any, no URL is fetched.
+            media_origins: Vec<String> = Vec::new(), unit "ORIGIN";
+            /// Time that fetching all files of a request may take.
+            media_fetch_timeout_ms: u32 = 10_000, unit "MS", at least 1, changes live;
             /// Time that decoding one item may take.
             media_timeout_ms: u32 = 5_000, unit "MS", at least 1, changes live;
             /// Memory for media that are decoded, and for decoded media of requests in progress. A request that finds
@@ -142,14 +147,29 @@ impl RouterSettings {
         Duration::from_millis(self.reader_timeout_ms.into())
     }
 
+    /// `media_fetch_timeout_ms` as a duration.
+    pub fn media_fetch_timeout(&self) -> Duration {
+        Duration::from_millis(self.media_fetch_timeout_ms.into())
+    }
+
     /// `upload_timeout_s` as a duration.
     pub fn upload_timeout(&self) -> Duration {
         Duration::from_secs(self.upload_timeout_s.into())
     }
 
-    /// Refuses values outside of their ranges, and origins that no browser sends.
+    /// Refuses values outside of their ranges, and origins that no browser sends or that no file is fetched from.
     pub fn validate(&self) -> Result<(), Invalid> {
         self.check_ranges()?;
+        let is_fetched = |origin: &str| {
+            is_origin(origin) && (origin.starts_with("http://") || origin.starts_with("https://"))
+        };
+        if let Some(origin) = self.media_origins.iter().find(|origin| !is_fetched(origin)) {
+            let message = format!(
+                "has {origin:?}, but an origin is like https://pictures.example.com or http://10.0.0.1:3000: in lower \
+                 case, without a path and without the scheme's own port"
+            );
+            return Err(Invalid::new("media_origins", message));
+        }
         match self.allowed_origins.iter().find(|origin| !is_origin(origin)) {
             Some(origin) => Err(Invalid::new(
                 "allowed_origins",

@@ -19,7 +19,7 @@ struct Reported {
     value: fn(&pb::WorkerLoad) -> i64,
 }
 
-const REPORTED: [Reported; 23] = [
+const REPORTED: [Reported; 26] = [
     Reported {
         name: "kv_pages_used",
         help: "KV pages that requests hold",
@@ -136,7 +136,27 @@ const REPORTED: [Reported; 23] = [
         help: "Requests that are left out of steps until a mask is ready",
         value: |load| masks(load).awaited.into(),
     },
+    Reported {
+        name: "worker_encoder_cache_hits",
+        help: "Calls of media encoders whose embeddings were kept from an earlier call, since the worker's process began",
+        value: |load| encoders(load).hits as i64,
+    },
+    Reported {
+        name: "worker_encoder_cache_misses",
+        help: "Calls of media encoders that ran, since the worker's process began",
+        value: |load| encoders(load).misses as i64,
+    },
+    Reported {
+        name: "worker_encoder_cache_bytes",
+        help: "Bytes of embeddings of media that are kept for further requests",
+        value: |load| encoders(load).bytes as i64,
+    },
 ];
+
+/// The counts of encoders; zeros from a worker that has encoded nothing.
+fn encoders(load: &pb::WorkerLoad) -> pb::EncoderCounts {
+    load.encoders.unwrap_or_default()
+}
 
 /// The counts of masks; zeros from a worker that makes none.
 fn masks(load: &pb::WorkerLoad) -> pb::MaskCounts {

@@ -68,8 +68,8 @@ pub struct MediaItem {
     #[prost(string, tag = "2")]
     pub format: ::prost::alloc::string::String,
     /// Absent if another worker encodes the item.
-    #[prost(bytes = "vec", tag = "3")]
-    pub data: ::prost::alloc::vec::Vec<u8>,
+    #[prost(bytes = "bytes", tag = "3")]
+    pub data: ::prost::bytes::Bytes,
     /// 16-byte digest of everything that decides the item's embeddings and positions, set by the conductor. Prefix caches
     /// compare it, since a prompt's planes depend on it.
     #[prost(bytes = "vec", tag = "6")]
@@ -989,6 +989,22 @@ pub struct WorkerLoad {
     /// Absent from workers that make no masks.
     #[prost(message, optional, tag = "18")]
     pub masks: ::core::option::Option<MaskCounts>,
+    /// Absent until the worker has encoded media.
+    #[prost(message, optional, tag = "19")]
+    pub encoders: ::core::option::Option<EncoderCounts>,
+}
+/// Counters of the encoders of media, since the worker's process began.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EncoderCounts {
+    /// Calls of encoders whose embeddings were in the cache, so that no encoder ran.
+    #[prost(uint64, tag = "1")]
+    pub hits: u64,
+    /// Calls of encoders that ran.
+    #[prost(uint64, tag = "2")]
+    pub misses: u64,
+    /// Bytes of embeddings that the cache holds.
+    #[prost(uint64, tag = "3")]
+    pub bytes: u64,
 }
 /// Counters of the masks of constrained output, since the worker's process began.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

@@ -5,6 +5,7 @@
 //! decoded; the canonical forms keep theirs until the request ends, because a request that is sent again needs them.
 
 mod check;
+mod fetch;
 mod memory;
 
 use std::{
@@ -23,6 +24,7 @@ use tutti_settings::RouterSettings;
 pub use self::{check::check, memory::MediaLease};
 use self::{
     check::input_of,
+    fetch::{Fetcher, Fetches},
     memory::{MediaMemory, RETRY_AFTER},
 };
 use super::request::{Detail, Media};
@@ -45,6 +47,7 @@ const SAMPLE_BYTES: usize = size_of::<f32>();
 pub struct MediaPool {
     lane: WorkLane,
     memory: Arc<MediaMemory>,
+    fetcher: Fetcher,
 }
 
 /// The files of a request, and the memory of the body that they came in.
@@ -119,11 +122,12 @@ impl MediaPool {
     pub fn new(settings: &RouterSettings) -> Self {
         let size =
             LaneSize { threads: settings.media_threads, queue: settings.media_queue, quantum: QUANTUM_BYTES };
-        Self { lane: WorkLane::new(size), memory: MediaMemory::new(settings.max_media_memory as u64) }
+        let memory = MediaMemory::new(settings.max_media_memory as u64);
+        Self { lane: WorkLane::new(size), memory, fetcher: Fetcher::default() }
     }
 
-    /// Decodes items that [`check`] accepts. `copies` is the number of further copies of the canonical forms that the
-    /// request will have.
+    /// Fetches and decodes items that [`check`] accepts. `copies` is the number of further copies of the canonical
+    /// forms that the request will have.
     pub async fn decode(
         &self,
         files: Files,
@@ -132,7 +136,7 @@ impl MediaPool {
         share: Share,
         copies: u32,
     ) -> Result<DecodedMedia, Error> {
-        let Files { media, upload } = files;
+        let Files { mut media, upload } = files;
         let Some(first) = media.first() else { return Ok(DecodedMedia::default()) };
         let mut lease = self.memory.lease(share);
         let bytes = media.iter().map(file_bytes).sum();
@@ -140,6 +144,9 @@ impl MediaPool {
             return Err(lease.refused(&first.path, MediaError::NoMemory(bytes)));
         }
         drop(upload);
+        let (max_bytes, timeout) = (limits.max_body_bytes, limits.media_fetch_timeout());
+        self.fetcher.fetch(Fetches { media: &mut media, max_bytes, timeout }, &mut lease).await?;
+        let bytes: usize = media.iter().map(file_bytes).sum();
         let span = tracing::Span::current();
         let decode = move || span.in_scope(|| decode_all(media, &model, &limits, lease, copies));
         self.lane.run(share, bytes as u64, decode).await.map_err(|error| match error {
@@ -215,7 +222,7 @@ fn decode_all(
         decoded.push((path, input.placeholder, times));
         items.push(done);
     }
-    // The canonical forms are copied for each choice.
+    // The message of each choice has a copy of the canonical forms.
     let bytes = items.iter().map(|item| item.data.len()).sum::<usize>().saturating_mul(copies as usize);
     if !lease.take(bytes) {
         let path = decoded.first().map_or("n", |(path, ..)| path);
@@ -259,7 +266,7 @@ fn decode_item(
             if !budget.memory.take(data.len()) {
                 return Err(MediaError::NoMemory(data.len()));
             }
-            Ok(pb::MediaItem { format, data, ..empty })
+            Ok(pb::MediaItem { format, data: data.into(), ..empty })
         }
         MediaForm::Clips(clips) => {
             budget.samples = max_samples(&clips, limits, input.max_call_tokens);
@@ -283,7 +290,7 @@ fn decode_item(
             samples.iter().for_each(|sample| data.extend_from_slice(&sample.to_le_bytes()));
             drop(samples);
             budget.memory.give(bytes);
-            Ok(pb::MediaItem { data, ..empty })
+            Ok(pb::MediaItem { data: data.into(), ..empty })
         }
         MediaForm::Pixels(pixels) => {
             let count = data.len();
@@ -302,13 +309,17 @@ fn decode_item(
                 return Ok(pb::MediaItem {
                     grid: Some(grid(&pixels, patches, frames.size)),
                     seconds_per_grid: Some(seconds_per_patch(&pixels, fps.unwrap_or(1.0))),
-                    data: frames.pixels,
+                    data: frames.pixels.into(),
                     ..empty
                 });
             }
             let file = data.first().map_or(&[][..], Vec::as_slice);
             let picture = tutti_media::decode_picture(file, &mut budget, size)?;
-            Ok(pb::MediaItem { grid: Some(grid(&pixels, 1, picture.size)), data: picture.pixels, ..empty })
+            Ok(pb::MediaItem {
+                grid: Some(grid(&pixels, 1, picture.size)),
+                data: picture.pixels.into(),
+                ..empty
+            })
         }
     }
 }

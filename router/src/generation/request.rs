@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use reqwest::Url;
 use tutti_proto::{
     cluster::v1::MediaKind,
     v1::{Constraint, Sampling},
@@ -100,8 +101,10 @@ pub struct Media {
     pub kind: MediaKind,
     /// Format, as the client or the model's declaration spells it.
     pub format: String,
-    /// The item's content: one file, or one for each frame of a video.
+    /// The item's content: one file, or one for each frame of a video. Empty while the item has a URL.
     pub data: Vec<Vec<u8>>,
+    /// URL of the file, which is fetched before the item is decoded; `None` if the request has the data.
+    pub url: Option<Url>,
     /// Frames per second of a video; `None` if the client does not say.
     pub fps: Option<f32>,
     /// Detail in which a picture is read.

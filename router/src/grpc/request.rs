@@ -107,7 +107,7 @@ fn media((index, media): (usize, pb::Media)) -> Result<Media, Error> {
             return Err(Error::invalid(format!("{path}.frames"), "cannot be given beside data"));
         }
     };
-    Ok(Media { path, kind, format, data, fps, detail: Detail::Full })
+    Ok(Media { path, kind, format, data, url: None, fps, detail: Detail::Full })
 }
 
 /// The call's timeout from the `grpc-timeout` header: at most 8 digits and a unit. A malformed value is ignored, as in

@@ -1,11 +1,12 @@
 //! Media in content parts: OpenAI's `input_audio` and `image_url`, and vLLM's `audio_url` and `video_url`.
 //!
-//! The data are in the request, as base64. URLs of hosts and files are refused: a server that fetches what its clients
-//! name reaches what only it can reach.
+//! The data are in the request, as base64, or at a URL from which the router fetches them, if its settings allow the
+//! origin. Frames of a video are always in the request.
 
 use std::borrow::Cow;
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
+use reqwest::Url;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tutti_proto::cluster::v1::MediaKind;
@@ -54,15 +55,41 @@ fn input_audio(path: &str, value: &RawValue, kind: MediaKind) -> Result<Media, E
     let (data, format): (Text<'_>, String) = (fields.require("data")?, fields.require("format")?);
     let data = decode(&fields.name("data"), &data.0)?;
     fields.finish()?;
-    Ok(Media { path: path.into(), kind, format, data: vec![data], fps: None, detail: Detail::Full })
+    let (path, data) = (path.into(), vec![data]);
+    Ok(Media { path, kind, format, data, url: None, fps: None, detail: Detail::Full })
 }
 
-/// Parses a data URL, with the options that its kind has.
+/// Parses a URL, with the options that its kind has.
 fn url(path: &str, value: &RawValue, kind: MediaKind) -> Result<Media, Error> {
     let mut fields = Fields::of_value(path, value)?;
     let name = fields.name("url");
     let url: Text<'_> = fields.require("url")?;
-    let (subtype, pieces) = data_url(&name, &url.0, kind)?;
+    let (format, data, url) = match is_fetched(&url.0, kind) {
+        true => {
+            let url = Url::parse(&url.0).map_err(|e| Error::invalid(&name, format!("is no URL: {e}")))?;
+            (String::new(), Vec::new(), Some(url))
+        }
+        false => {
+            let (format, data) = inline(&name, &url.0, kind)?;
+            (format, data, None)
+        }
+    };
+    let detail = if kind == MediaKind::Image { detail(&mut fields)? } else { Detail::Full };
+    let fps = if kind == MediaKind::Video { fields.take("fps")? } else { None };
+    fields.finish()?;
+    Ok(Media { path: path.into(), kind, format, data, url, fps, detail })
+}
+
+/// True for the URL of a file on a host. Videos are no files: their frames are in the request.
+fn is_fetched(url: &str, kind: MediaKind) -> bool {
+    let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
+    let is_of_host = ["http", "https"].iter().any(|known| scheme.eq_ignore_ascii_case(known));
+    is_of_host && kind != MediaKind::Video
+}
+
+/// The format and the files of a data URL.
+fn inline(name: &str, url: &str, kind: MediaKind) -> Result<(String, Vec<Vec<u8>>), Error> {
+    let (subtype, pieces) = data_url(name, url, kind)?;
     // A body of nothing but commas has millions of pieces.
     let pieces: Vec<&str> = match kind {
         MediaKind::Video => pieces.split(',').take(MAX_FRAMES + 1).collect(),
@@ -71,11 +98,8 @@ fn url(path: &str, value: &RawValue, kind: MediaKind) -> Result<Media, Error> {
     if pieces.len() > MAX_FRAMES {
         return Err(Error::invalid(name, format!("has more than {MAX_FRAMES} frames")));
     }
-    let data = pieces.into_iter().map(|piece| decode(&name, piece)).collect::<Result<_, _>>()?;
-    let detail = if kind == MediaKind::Image { detail(&mut fields)? } else { Detail::Full };
-    let fps = if kind == MediaKind::Video { fields.take("fps")? } else { None };
-    fields.finish()?;
-    Ok(Media { path: path.into(), kind, format: format_of(&subtype), data, fps, detail })
+    let data = pieces.into_iter().map(|piece| decode(name, piece)).collect::<Result<_, _>>()?;
+    Ok((format_of(&subtype), data))
 }
 
 fn detail(fields: &mut Fields<'_>) -> Result<Detail, Error> {

@@ -157,7 +157,7 @@ async fn parts_become_items_whose_tokens_stand_between_the_template_s_sentinels(
     assert_eq!(picture.grid, Some(MediaGrid { frames: 1, height: 4, width: 6 }));
     assert_eq!((picture.data.len(), picture.seconds_per_grid), (16 * 24 * 3, None));
     assert_eq!((sound.kind(), runs(sound)), (MediaKind::Audio, vec![(second as u32, 7)]));
-    assert_eq!((sound.data.as_slice(), &sound.grid), (&[0; 32_000][..], &None));
+    assert_eq!((&sound.data[..], &sound.grid), (&[0; 32_000][..], &None));
     let details = &answer.json()["usage"]["prompt_tokens_details"];
     assert_eq!(details, &json!({ "cached_tokens": 0, "audio_tokens": 7, "image_tokens": 6 }));
 }

@@ -53,7 +53,7 @@ fn the_same_settings_change_live_in_router_and_conductor() {
         live.map(|setting| qualified(setting.table, setting.name)).collect()
     };
     let of_router = live(RouterProcessSettings::declared());
-    assert_eq!(of_router.len(), 22, "{of_router:?}");
+    assert_eq!(of_router.len(), 23, "{of_router:?}");
     let (mut of_conductor, mut sorted) = (live(ConductorSettings::declared()), of_router);
     of_conductor.sort();
     sorted.sort();

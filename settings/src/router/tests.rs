@@ -41,3 +41,18 @@ fn an_origin_that_no_browser_sends_is_refused() {
         assert!(error.to_string().contains(&format!("{origin:?}")), "{error}");
     }
 }
+
+#[test]
+fn an_origin_that_no_file_is_fetched_from_is_refused() {
+    let validate = |origin: &str| {
+        RouterSettings { media_origins: vec![origin.to_owned()], ..RouterSettings::default() }.validate()
+    };
+    for origin in ["https://pictures.example.com", "http://10.0.0.1:3000", "http://[::1]:8080/"] {
+        assert_eq!(validate(origin), Ok(()), "{origin}");
+    }
+    for origin in ["*", "pictures.example.com", "file://x", "tauri://localhost", "https://a.example/b"] {
+        let error = validate(origin).unwrap_err();
+        assert_eq!(error.field, "media_origins");
+        assert!(error.to_string().contains(&format!("{origin:?}")), "{error}");
+    }
+}

@@ -1,10 +1,11 @@
 """Attacks real clusters while a well-behaved client uses them.
 
-The devices are simulated, so that an answer takes as long as on a GPU and costs this machine little. One cluster is
-open to clients; the other has API keys and two workers, of which one hands its requests over to the other. For each
-attack the table has the good client's p99 time to first token, the growth of the memory of the process that is
-attacked, and how the attacker was refused. The exit code is 1 if the good client failed or waited more than twice as
-long as undisturbed, if memory grew beyond the attack's bound, or if an attack succeeded.
+Most devices are simulated, so that an answer takes as long as on a GPU and costs this machine little. One cluster is
+open to clients; another has API keys and two workers, of which one hands its requests over to the other; a third has a
+small model on a CPU that takes pictures and recordings. For each attack the table has the good client's p99 time to
+first token, the growth of the memory of the process that is attacked, and how the attacker was refused. The exit code
+is 1 if the good client failed or waited more than twice as long as undisturbed, if memory grew beyond the attack's
+bound, or if an attack succeeded.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 
+import omni_model
 from api_keys import line
 from harness import REPO, Server, wait_for
 from hostile_attacks import ATTACKS
@@ -44,14 +46,22 @@ class Attacked(Server):
     """A cluster of one of the kinds that attacks name."""
 
     def __init__(self, kind, directory):
-        flags = ["--workers", 1]
+        flags, device, more = ["--workers", 1], ("--device", "sim"), {}
+        # Tokens per prompt of the good client. The prefill takes as long as that of an ordinary request.
+        self.prompt = 1000
+        if kind == "media":
+            # The simulated device takes no pictures. All that the attackers send is refused before it reaches a device.
+            # A CPU computes for as long as the simulated device waits, with fewer tokens.
+            self.prompt = 300
+            device = ("--threads", 1, *omni_model.write(pathlib.Path(directory) / "checkpoint"))
+            more = {"TUTTI_ROUTER__MAX_MEDIA_MEMORY": str(64 << 20)}
         if kind == "guarded":
             keys = pathlib.Path(directory) / "keys"
             keys.write_text(line("good", KEY))
             # Workers that join over TCP exchange planes over TCP, too.
             tcp = ("--worker-listen", "127.0.0.1:0")
             flags = ["--topology", REPO / "deploy/topology/disaggregated.toml", "--api-key-file", keys, *tcp]
-        super().__init__("conductor", ("--device", "sim", *flags), directory, PATIENCE | DEVICE)
+        super().__init__("conductor", (*device, *flags), directory, PATIENCE | DEVICE | more)
         self.client.headers["authorization"] = f"Bearer {KEY}"
         self.wait_until_ready()
         self.planes_port = 0
@@ -94,7 +104,7 @@ def child(script, *arguments, nice=0):
 
 
 def bystander(cluster, seconds):
-    asked = ("--http", cluster.http_port, "--model", cluster.model, "--key", KEY, "--seconds", seconds)
+    asked = ("--http", cluster.http_port, "--model", cluster.model, "--key", KEY, "--seconds", seconds, "--prompt", cluster.prompt)
     return child("hostile_bystander.py", *asked)
 
 

@@ -11,9 +11,10 @@ import sys
 import hostile_http
 import hostile_http2
 import hostile_inside
+import hostile_media
 from hostile_sockets import ATTACKS, Target
 
-__all__ = ["ATTACKS", "hostile_http", "hostile_http2", "hostile_inside"]
+__all__ = ["ATTACKS", "hostile_http", "hostile_http2", "hostile_inside", "hostile_media"]
 
 
 def main():

@@ -11,8 +11,6 @@ import socket
 import sys
 import time
 
-# Tokens per prompt. The prefill must take as long as that of an ordinary request.
-PROMPT = 1000
 PATIENCE_S = 30
 
 
@@ -39,12 +37,13 @@ def main():
     parser.add_argument("--model", required=True)
     parser.add_argument("--key", default="none")
     parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--prompt", type=int, required=True, help="tokens per prompt")
     options = parser.parse_args()
     seconds, failures = [], []
     end = time.monotonic() + options.seconds
     while time.monotonic() < end:
         # Prompts are random, so that the prefix cache shortens no prefill.
-        prompt = [random.randrange(1, 250) for _ in range(PROMPT)]
+        prompt = [random.randrange(1, 250) for _ in range(options.prompt)]
         body = json.dumps({"model": options.model, "prompt": prompt, "max_tokens": 2, "stream": True, "ignore_eos": True})
         try:
             seconds.append(ask(options.http, body.encode(), options.key))

@@ -9,7 +9,7 @@ use tutti_models::Model;
 use tutti_proto::{GraphKey, Rank, cluster::v1 as pb};
 use tutti_runtime::Error;
 use tutti_scheduler::{ConfigError, Scheduler, SchedulerConfig};
-use tutti_settings::{Admission, Chunking};
+use tutti_settings::Chunking;
 
 use crate::{
     EngineSettings, ReadVocabulary, StepObserver,
@@ -93,11 +93,12 @@ impl Engine {
             max_step_tokens: settings.max_step_tokens,
             observer: None,
         };
-        let mut core = EngineCore::new(rank, scheduler, began, settings.admission == Admission::Optimistic);
+        let mut core = EngineCore::new(rank, scheduler, began, settings);
         if model.declaration().has_slots() {
             core.masks.await_all();
         }
-        Ok(Self { kv, began, core, runner: Runner::new(model, batch), reporter })
+        let runner = Runner::new(model, batch, settings.encoder_cache_memory.bytes());
+        Ok(Self { kv, began, core, runner, reporter })
     }
 
     /// Runs one small step, or one of each fixed shape, before the first request, so that no request waits for weights
@@ -188,7 +189,7 @@ impl Engine {
     /// Returns the current load.
     pub fn load(&mut self) -> pb::WorkerLoad {
         let (load, oldest) = self.core.load();
-        report::load(load, oldest, self.core.masks.counts(), self.reporter.lost())
+        report::load(load, oldest, self.core.masks.counts(), self.core.encoders, self.reporter.lost())
     }
 
     /// True if the engine holds no request and has reported all completions.

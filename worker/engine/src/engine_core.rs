@@ -12,12 +12,14 @@ use tutti_scheduler::{
     Ending, GraphLaunch, GraphRole, Load, NotSampled, Refusal, RowCommit, RowOutcome, Scheduler, SlotId,
     StepPlan, Turn,
 };
+use tutti_settings::{Admission, MediaPrefill};
 use tutti_transfer::{Connector, Units};
 
 use crate::{
-    StepTimes,
+    EngineSettings, StepTimes,
     arrivals::Arrivals,
     batch::RowResult,
+    encoder_cache::EncoderCounts,
     masks::{MaskCounts, Masks},
     media::Encoding,
     observe::Stopwatch,
@@ -52,6 +54,11 @@ pub(crate) struct EngineCore {
     ahead: Duration,
     /// Number of planned steps that are not committed yet.
     in_flight: usize,
+    /// Counts of encoder calls, those of the last committed step included.
+    pub encoders: EncoderCounts,
+    /// Maximum bytes of embeddings that requests may hold here.
+    embedding_bytes: usize,
+    media_prefill: MediaPrefill,
 }
 
 /// The owner of a request's sequence.
@@ -87,6 +94,7 @@ pub struct StepOutput {
     pub(crate) number: StepNumber,
     pub(crate) load: Load,
     pub(crate) masks: MaskCounts,
+    pub(crate) encoders: EncoderCounts,
     pub(crate) oldest_waiting: Duration,
 }
 
@@ -105,15 +113,15 @@ pub(crate) struct CommittedStep {
 }
 
 impl EngineCore {
-    /// Creates a core whose deadlines count from `began`. `may_preempt` is true if the scheduler may preempt requests.
-    pub fn new(rank: Rank, scheduler: Scheduler, began: Instant, may_preempt: bool) -> Self {
+    /// Creates a core whose deadlines count from `began`.
+    pub fn new(rank: Rank, scheduler: Scheduler, began: Instant, settings: &EngineSettings) -> Self {
         Self {
             rank,
             scheduler,
             began,
             held: HashMap::new(),
             left: Vec::new(),
-            may_preempt,
+            may_preempt: settings.admission == Admission::Optimistic,
             pending_completions: Vec::new(),
             arrivals: Arrivals::default(),
             masks: Masks::default(),
@@ -121,6 +129,9 @@ impl EngineCore {
             has_copies: false,
             ahead: Duration::ZERO,
             in_flight: 0,
+            encoders: EncoderCounts::default(),
+            embedding_bytes: settings.embedding_memory.bytes(),
+            media_prefill: settings.media_prefill,
         }
     }
 
@@ -131,7 +142,9 @@ impl EngineCore {
             tracing::error!(%key, "dropped a second launch of a running graph");
             return;
         }
-        let accepted = parsed.and_then(|(launch, sequence)| {
+        let accepted = parsed.and_then(|(mut launch, sequence)| {
+            launch.prefill_is_whole =
+                self.media_prefill == MediaPrefill::Atomic && !sequence.media.items.is_empty();
             let (role, awaits_media) = (launch.role, launch.awaits_media);
             let tokens = launch.prefill_tokens();
             if (role != GraphRole::Whole || awaits_media) && self.transfers.is_none() {
@@ -189,7 +202,7 @@ impl EngineCore {
 
     /// Allows requests to be divided between this engine and others.
     pub fn connect(&mut self, connector: Box<dyn Connector>, layout: &PageLayout, units: Units) {
-        self.transfers = Some(Transfers::new(connector, layout, units));
+        self.transfers = Some(Transfers::new(connector, layout, units, self.embedding_bytes));
     }
 
     /// Prepares the next plan as far as possible while a step runs.
@@ -336,9 +349,10 @@ impl EngineCore {
     ) -> (StepNumber, CommittedStep) {
         let mut watch = Stopwatch::start();
         let collected_at = watch.began();
-        let CollectedStep { job: Job { step, started, mut times }, results, padding, took, expert_loads } =
-            collected;
+        let CollectedStep { job, results, padding, took, expert_loads, encoders } = collected;
+        let Job { step, started, mut times } = job;
         self.in_flight -= 1;
+        self.encoders = encoders;
         let (number, batch_walk) = (step.number, step.batch_walk);
         for (row, result) in step.rows.iter().zip(&results) {
             if result.as_ref().is_ok_and(|result| result.only_ends) {
@@ -425,8 +439,8 @@ impl EngineCore {
         let (load, oldest_waiting) = self.load();
         let (number, step) = step.unzip();
         let number = number.unwrap_or(StepNumber(load.steps));
-        let masks = self.masks.counts();
-        Some(StepOutput { step, completions, number, load, masks, oldest_waiting })
+        let (masks, encoders) = (self.masks.counts(), self.encoders);
+        Some(StepOutput { step, completions, number, load, masks, encoders, oldest_waiting })
     }
 
     /// Current load, and the waiting time of the oldest request that has not run in any step yet.

@@ -4,8 +4,8 @@
 //!
 //! - A conductor divides the memory that was free when it started by the number of workers that it starts, and tells
 //!   each worker this share. A worker that joins by hand takes all free memory as its share.
-//! - Seven eighths of the share, less the bytes of weights and of the largest step, are for planes. The rest of the
-//!   share is left to the system, to the conductor and to cached files.
+//! - Seven eighths of the share, less the bytes of weights, of the largest step and of embeddings of media, are for
+//!   planes. The rest of the share is left to the system, to the conductor and to cached files.
 //! - The planes take no more than the maximum number of running requests can use, each with the longest context, and no
 //!   more than seven eighths of the memory that is free now.
 //!
@@ -111,8 +111,17 @@ pub fn kv_budget(model: &dyn Model, settings: &EngineSettings, share: Option<u64
         // The memory of weights and of the largest step is in use already, so it is not part of the free memory.
         return enough.min(free - free / DEVICE_MARGIN_DIVISOR);
     }
-    let taken = model.weight_bytes().saturating_add(model.step_bytes());
+    let taken = [model.weight_bytes(), model.step_bytes(), embedding_bytes(model, settings)];
+    let taken = taken.into_iter().fold(0, u64::saturating_add);
     enough.min(default_bytes(share, taken, memory::available()))
+}
+
+/// Returns the bytes of host memory that embeddings of media may take.
+fn embedding_bytes(model: &dyn Model, settings: &EngineSettings) -> u64 {
+    if model.declaration().media().is_empty() {
+        return 0;
+    }
+    settings.embedding_memory.0.saturating_add(settings.encoder_cache_memory.0)
 }
 
 /// Returns the bytes of the smallest planes that serve requests: two pages, and the slots that the settings ask for.

@@ -38,6 +38,7 @@
 mod arrivals;
 mod batch;
 mod encode;
+mod encoder_cache;
 mod engine;
 mod engine_core;
 mod kv;

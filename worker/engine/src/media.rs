@@ -2,15 +2,20 @@
 
 use std::ops::Range;
 
+use prost::bytes::Bytes;
 use tutti_models::{EmbeddedRows, EncoderItem};
 use tutti_proto::{
+    CacheSalt,
     cluster::v1 as pb,
     declaration::{EncoderCall, MediaForm, MediaInput, ModelDeclaration, WalkId, media_tokens},
 };
 use tutti_runtime::Error;
 use tutti_scheduler::MediaMark;
 
-use crate::positions::{self, Kind, Positions};
+use crate::{
+    encoder_cache::CallKey,
+    positions::{self, Kind, Positions},
+};
 
 /// A call of an encoder: the walk that it runs, and the items that it encodes.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,6 +27,8 @@ pub(crate) struct Encoding {
     pub width: usize,
     /// The data of one item, or of all items of a kind that is encoded together.
     pub items: Vec<EncodedItem>,
+    /// The call's key in the cache of embeddings. `None` if an item has no digest.
+    pub key: Option<CallKey>,
 }
 
 impl Encoding {
@@ -34,7 +41,7 @@ impl Encoding {
 /// The data of an item to encode, and its grid.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct EncodedItem {
-    pub data: Vec<u8>,
+    pub data: Bytes,
     pub grid: Option<pb::MediaGrid>,
 }
 
@@ -133,9 +140,10 @@ impl Media {
     }
 }
 
-/// Converts the media items of an encoder's graph into encoder calls.
+/// Converts the media items of an encoder's graph into encoder calls. Only requests of the salt share embeddings.
 pub(crate) fn encodings(
     mut items: Vec<pb::MediaItem>,
+    salt: CacheSalt,
     walks: &[u32],
     model: &ModelDeclaration,
 ) -> Result<Vec<Encoding>, Error> {
@@ -159,6 +167,8 @@ pub(crate) fn encodings(
     let mut end = 0;
     let encoding = |EncoderCall { walk, items: indices, tokens }| {
         let input = model.media().iter().find(|input| input.walk == walk);
+        let digest = |index: &usize| <[u8; 16]>::try_from(items[*index].digest.as_slice()).ok();
+        let digests: Option<Vec<_>> = indices.iter().map(digest).collect();
         let data = |index: usize| {
             let pb::MediaItem { data, grid, .. } = &mut items[index];
             EncodedItem { data: std::mem::take(data), grid: *grid }
@@ -169,6 +179,7 @@ pub(crate) fn encodings(
             rows: end - tokens..end,
             width: input.map_or(0, |input| input.width as usize),
             items: indices.into_iter().map(data).collect(),
+            key: digests.map(|items| CallKey { walk, salt, items }),
         }
     };
     Ok(calls.into_iter().map(encoding).collect())

@@ -12,6 +12,7 @@ use tutti_scheduler::{
 
 use crate::{
     batch::RowResult,
+    encoder_cache::EncoderCounts,
     masks::{MaskCounts, PoolCounts},
 };
 
@@ -110,6 +111,7 @@ pub(crate) fn load(
     load: Load,
     oldest_waiting: Duration,
     masks: MaskCounts,
+    encoders: EncoderCounts,
     trace_steps_lost: u64,
 ) -> pb::WorkerLoad {
     pb::WorkerLoad {
@@ -131,7 +133,13 @@ pub(crate) fn load(
         void_rows: load.tally.void_rows,
         log_lines_lost: telemetry::log_lines_lost(),
         masks: Some(mask_counts(masks)),
+        encoders: encoder_counts(encoders),
     }
+}
+
+fn encoder_counts(counts: EncoderCounts) -> Option<pb::EncoderCounts> {
+    let EncoderCounts { hits, misses, bytes } = counts;
+    (counts != EncoderCounts::default()).then_some(pb::EncoderCounts { hits, misses, bytes })
 }
 
 fn mask_counts(MaskCounts { pool, awaited, late }: MaskCounts) -> pb::MaskCounts {

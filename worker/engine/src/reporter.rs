@@ -18,7 +18,7 @@ pub(crate) struct Reporter {
 impl Reporter {
     /// Converts an output into a report. If no step ran, the report has no rows and the number of the next step.
     pub fn report(&mut self, output: StepOutput) -> pb::StepReport {
-        let StepOutput { step, mut completions, number, load, masks, oldest_waiting } = output;
+        let StepOutput { step, mut completions, number, load, masks, encoders, oldest_waiting } = output;
         let mut batch_walk = 0;
         let mut rows = Vec::new();
         let mut work = None;
@@ -68,7 +68,7 @@ impl Reporter {
                 completions.extend(commit.ending.map(|ending| report::completion(ending, self.rank)));
             }
         }
-        let load = Some(report::load(load, oldest_waiting, masks, self.lost()));
+        let load = Some(report::load(load, oldest_waiting, masks, encoders, self.lost()));
         pb::StepReport { step: number.0, batch_walk, rows, completions, load, work, expert_loads, prefills }
     }
 

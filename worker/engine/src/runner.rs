@@ -28,6 +28,7 @@ use tutti_scheduler::NotSampled;
 use crate::{
     batch::{self, Batch, Forward, ForwardChunk, RowResult, RowResults, Sampling, StepRow},
     encode::encode,
+    encoder_cache::{EncoderCache, EncoderCounts},
     engine_core::Job,
     logits::PendingLogits,
     poison::Poison,
@@ -63,6 +64,7 @@ pub(crate) struct Runner {
     not_finite: usize,
     /// Time of the next reading of the experts' loads.
     expert_loads_due: Instant,
+    encoder_cache: EncoderCache,
 }
 
 struct StepInFlight {
@@ -92,6 +94,8 @@ pub(crate) struct CollectedStep {
     pub took: Duration,
     /// Loads of the model's experts; empty if they were not read after this step.
     pub expert_loads: Vec<ExpertLoad>,
+    /// Counts of encoder calls, those of this step included.
+    pub encoders: EncoderCounts,
 }
 
 impl Progress {
@@ -113,7 +117,8 @@ impl Progress {
 }
 
 impl Runner {
-    pub fn new(model: Box<dyn Model>, batch: Batch) -> Self {
+    /// Creates a runner that keeps up to `encoder_cache_bytes` of embeddings that it has encoded.
+    pub fn new(model: Box<dyn Model>, batch: Batch, encoder_cache_bytes: usize) -> Self {
         Self {
             poison: Poison::of(&*model),
             model,
@@ -127,6 +132,7 @@ impl Runner {
             results: LogitResults::default(),
             not_finite: 0,
             expert_loads_due: Instant::now(),
+            encoder_cache: EncoderCache::new(encoder_cache_bytes),
         }
     }
 
@@ -204,7 +210,7 @@ impl Runner {
                 *result = Ok(RowResult { not_sampled, ..RowResult::default() });
                 next = row.positions.end;
             } else if !sequence.encodings.is_empty() {
-                match encode(&mut *self.model, &row.positions, &sequence.encodings) {
+                match encode(&mut *self.model, &mut self.encoder_cache, &row.positions, &sequence.encodings) {
                     Err(error @ DeviceError::Lost(_)) => return Err(error),
                     encoded => *result = encoded.map(|encoded| RowResult { encoded, ..Default::default() }),
                 }
@@ -339,7 +345,8 @@ impl Runner {
         self.collected = Instant::now();
         let expert_loads = self.expert_loads().map_err(fatal)?;
         let Progress { results, padding, .. } = progress;
-        Ok(Some(CollectedStep { job, results, padding, took: self.collected - since, expert_loads }))
+        let (took, encoders) = (self.collected - since, self.encoder_cache.counts());
+        Ok(Some(CollectedStep { job, results, padding, took, expert_loads, encoders }))
     }
 
     /// Reads the loads of the experts if the interval has passed.

@@ -9,7 +9,7 @@ use tutti_constraints::Constraint;
 use tutti_kernels::SamplingParams;
 use tutti_models::Limits;
 use tutti_proto::{
-    GraphKey, RequestLimits, TokenLimit,
+    CacheSalt, GraphKey, RequestLimits, TokenLimit,
     cluster::v1 as pb,
     declaration::{ModelDeclaration, WalkId, WalkKind},
     parameters::PRIORITY,
@@ -99,6 +99,7 @@ pub(crate) fn parse(
         priority: request.priority,
         share: message.share,
         awaits_media,
+        prefill_is_whole: false,
         is_masked: guide.is_some(),
         awaits_mask: guide.as_ref().is_some_and(|guide| guide.constraint().is_some()),
         deadline: message.timeout_ms.map(|left| now + Duration::from_millis(left.into())),
@@ -153,7 +154,8 @@ fn encoding(
         .ok_or_else(|| Error::invalid("send_to", "is missing: an encoder's graph needs a receiver"))?;
     secret("send_to", &send_to.secret)?;
     let spec = message.spec.ok_or_else(|| Error::invalid("spec", "is missing"))?;
-    let encodings = media::encodings(spec.media, &message.walks, model)?;
+    let salt = CacheSalt::from_message(&spec.cache_salt)?;
+    let encodings = media::encodings(spec.media, salt, &message.walks, model)?;
     let segment = |call: &media::Encoding| Segment { walk: call.walk, tokens: call.rows.len() };
     let launch = GraphLaunch {
         key,
@@ -166,6 +168,7 @@ fn encoding(
         priority: PRIORITY.check(spec.priority)?,
         share: message.share,
         awaits_media: false,
+        prefill_is_whole: false,
         is_masked: false,
         awaits_mask: false,
         deadline: message.timeout_ms.map(|left| now + Duration::from_millis(left.into())),

@@ -7,7 +7,7 @@
 use tutti_kernels::TokenScore;
 use tutti_models::Model;
 use tutti_proto::{MAX_LOGPROBS, cluster::v1 as pb};
-use tutti_settings::Chunking;
+use tutti_settings::{Chunking, MediaPrefill};
 
 use crate::EngineSettings;
 
@@ -37,10 +37,12 @@ impl StepMemory {
     /// be sent.
     pub fn of(model: &dyn Model, settings: &EngineSettings, longest: usize, waiting: usize) -> Self {
         let step = settings.max_padded_tokens();
+        let has_atomic_media =
+            settings.media_prefill == MediaPrefill::Atomic && !model.declaration().media().is_empty();
         let tokens = match settings.chunking {
-            Chunking::Scheduler => step,
+            Chunking::Scheduler if !has_atomic_media => step,
             // One step can hold a whole prompt.
-            Chunking::Engine | Chunking::Off => step.max(longest),
+            _ => step.max(longest),
         };
         // The factor 2 before `GROWTH` stands for two messages: one is being encoded and one may be in transmission.
         let host =

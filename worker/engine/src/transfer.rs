@@ -78,8 +78,14 @@ pub(crate) struct Transfers {
 }
 
 impl Transfers {
-    /// Creates the transfers of pages and slots in `layout`, and of embeddings, through `connector`.
-    pub fn new(connector: Box<dyn Connector>, layout: &PageLayout, units: Units) -> Self {
+    /// Creates the transfers of pages and slots in `layout`, and of embeddings, through `connector`. Requests may hold
+    /// up to `embedding_bytes` of embeddings.
+    pub fn new(
+        connector: Box<dyn Connector>,
+        layout: &PageLayout,
+        units: Units,
+        embedding_bytes: usize,
+    ) -> Self {
         Self {
             connector,
             page_tokens: layout.page_tokens,
@@ -89,7 +95,7 @@ impl Transfers {
             unwritten: Unwritten::default(),
             pending_imports: VecDeque::new(),
             unacknowledged: BTreeMap::new(),
-            embeddings: EmbeddingTransfers::new(units.embeddings.unit_bytes),
+            embeddings: EmbeddingTransfers::new(units.embeddings.unit_bytes, embedding_bytes),
             failed_early: VecDeque::new(),
             batch_bytes: copies::BATCH_BYTES,
             turned: Instant::now(),

@@ -89,12 +89,16 @@ pub(crate) fn load<A: Architecture, D: DecoderDevice>(
     let Checkpoint { file, options } = checkpoint;
     let held = HeldNodes::of(options.nodes.as_deref());
     let declared = encoders.declared();
+    let alone = !held.thinker() && declared.iter().any(|encoder| held.holds(encoder.node));
+    // In a group only the leader encodes.
+    let encodes = device.group_rank().is_leader();
     let of_node = |encoder: &DeclaredEncoder| {
         let node = encoder.node;
-        held.holds(node).then(|| Ok::<_, LoadError>((node, encoders.load(node, options, &mut device)?)))
+        let is_held = encodes && held.holds(node);
+        is_held.then(|| Ok::<_, LoadError>((node, encoders.load(node, options, &mut device)?)))
     };
     let loaded = HeldEncoders(declared.iter().filter_map(of_node).collect::<Result<_, _>>()?);
-    if held.thinker() || loaded.0.is_empty() {
+    if !alone {
         let thinker = architecture::load(config, architecture, checkpoint, device, progress)?;
         let declaration = thinker::with_encoders(thinker.declaration(), declared)?;
         return Ok(Box::new(WithEncoders { thinker, encoders: loaded, declaration }));

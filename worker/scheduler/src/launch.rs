@@ -40,6 +40,8 @@ pub struct GraphLaunch {
     /// True if the request is admitted only after the embeddings of its media [have
     /// arrived](crate::Scheduler::media_here). Until then the request delays no other request.
     pub awaits_media: bool,
+    /// True if the prefill runs to its end in the step in which it begins, also if the settings let others be cut.
+    pub prefill_is_whole: bool,
     /// Time at which the scheduler ends the request if the request has not ended before. The time is on the same clock
     /// as the argument `now` of [`Scheduler::plan`](crate::Scheduler::plan).
     pub deadline: Option<Duration>,

@@ -9,7 +9,7 @@ use crate::{
     launch::{GraphLaunch, GraphRole, Refusal},
     pages::PagePool,
     prefix::hash_of_first,
-    request::{PrefillSegment, Request},
+    request::{Cut, PrefillSegment, Request},
     walks::Walks,
 };
 
@@ -34,7 +34,11 @@ pub(crate) fn validate(
             (GraphRole::Decode, Some(decode)) => walks.recompute(decode),
             _ => segment.walk,
         };
-        prefill.push(PrefillSegment { walk, cut: walks.cut(walk)?, end });
+        let cut = match walks.cut(walk)? {
+            Cut::Anywhere if launch.prefill_is_whole => Cut::BeforeOnly,
+            cut => cut,
+        };
+        prefill.push(PrefillSegment { walk, cut, end });
     }
     match launch.decode {
         Some(walk) if !walks.is_decode(walk) => return Err(Refusal::WrongWalk { walk, wanted: "a decode" }),

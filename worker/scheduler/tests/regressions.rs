@@ -9,7 +9,8 @@ use common::{
     AUDIO, DECODE, EOS, MIXED, STOP, TEXT, WORD, commit, config, key, scheduler, segments, set, text, word,
 };
 use tutti_scheduler::{
-    Ending, Finish, Outcome, PATIENCE, Refusal, RowOutcome, Scheduler, SchedulerConfig, StepPlan, Stopping,
+    Ending, Finish, GraphLaunch, Outcome, PATIENCE, Refusal, RowOutcome, Scheduler, SchedulerConfig,
+    StepPlan, Stopping,
 };
 use tutti_settings::Chunking;
 
@@ -133,6 +134,32 @@ fn an_atomic_larger_than_the_budget_runs_alone_and_then_decodes_go_on() {
     }
     let pause = vec![vec![0]; PATIENCE as usize];
     assert_eq!(served, [pause.clone(), vec![vec![1]], pause, vec![vec![2]]].concat());
+}
+
+#[test]
+fn a_whole_prefill_larger_than_the_budget_runs_alone_and_starves_nobody() {
+    let mut scheduler = scheduler(config());
+    scheduler.add(text(0, 3, 100)).unwrap();
+    let _ = run(&mut scheduler);
+    let whole = |request| GraphLaunch { prefill_is_whole: true, ..text(request, 30, 1) };
+    scheduler.add(whole(1)).unwrap();
+    scheduler.add(whole(2)).unwrap();
+    // A prompt that may be cut takes what the decode leaves of each step meanwhile.
+    scheduler.add(text(3, 200, 1)).unwrap();
+    let (mut whole_in, mut without) = (Vec::new(), [0; 2]);
+    for number in 0..2 * PATIENCE + 2 {
+        let step = step(&mut scheduler);
+        for row in step.rows.iter().filter(|row| [1, 2].contains(&row.key.request.0)) {
+            assert_eq!((row.positions.clone(), step.rows.len()), (0..30, 1), "in one step, alone");
+            whole_in.push((number, row.key.request.0));
+        }
+        for (request, without) in [0, 3].into_iter().zip(&mut without) {
+            *without += usize::from(step.rows.iter().all(|row| row.key.request.0 != request));
+        }
+        let _ = commit(&mut scheduler, step);
+    }
+    assert_eq!(whole_in, [(PATIENCE, 1), (2 * PATIENCE + 1, 2)], "each waits as long as it has patience");
+    assert_eq!(without, [2, 2], "the others are left out of these two steps alone");
 }
 
 /// Runs one step. True if the request was in it.

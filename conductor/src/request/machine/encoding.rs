@@ -60,7 +60,13 @@ impl Encoding {
 /// prompt and no sampling.
 pub(super) fn spec_for(role: GraphRole, spec: &RequestParts) -> pb::RequestSpec {
     if role == GraphRole::Encode {
-        return pb::RequestSpec { media: spec.media.clone(), priority: spec.priority, ..Default::default() };
+        return pb::RequestSpec {
+            media: spec.media.clone(),
+            priority: spec.priority,
+            // Callers that share no prefixes share no embeddings.
+            cache_salt: spec.cache_salt.to_message(),
+            ..Default::default()
+        };
     }
     let without_data = |item: &pb::MediaItem| {
         let pb::MediaItem { kind, format: _, data: _, digest, runs, grid, seconds_per_grid } = item;

@@ -28,7 +28,7 @@ fn model_with(encoded_together: bool, max_call_tokens: Option<u32>) -> ModelDecl
 }
 
 fn item(first: u32, bytes: usize) -> pb::MediaItem {
-    let (kind, format, data) = (pb::MediaKind::Audio.into(), "wav".into(), vec![7; bytes]);
+    let (kind, format, data) = (pb::MediaKind::Audio.into(), "wav".into(), vec![7; bytes].into());
     let runs = vec![pb::MediaRun { first, tokens: bytes.div_ceil(4) as u32 }];
     pb::MediaItem { kind, format, data, runs, ..pb::MediaItem::default() }
 }
@@ -85,7 +85,7 @@ fn what_does_not_is_refused_with_its_index() {
 fn equal_data_has_equal_digests_and_other_data_others() {
     let digests = Digest::default();
     let mut media = [item(0, 5), item(3, 5), item(0, 6), item(0, 5)];
-    media[3].data[0] = 8;
+    media[3].data = vec![8, 7, 7, 7, 7].into();
     digests.of(&mut media, &model());
     assert_eq!((media[0].digest.len(), &media[0].digest), (16, &media[1].digest));
     assert_ne!(media[0].digest, media[2].digest);

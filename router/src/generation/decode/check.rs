@@ -7,7 +7,7 @@ use tutti_proto::{
 use tutti_runtime::Error;
 use tutti_settings::RouterSettings;
 
-use super::{super::request::Media, seconds_per_patch};
+use super::{super::request::Media, fetch, seconds_per_patch};
 use crate::served::ServedModel;
 
 /// Formats of pictures and frames. Decoders look at the bytes, because clients often name another format.
@@ -26,7 +26,17 @@ pub fn check(media: &[Media], model: &ServedModel, limits: &RouterSettings) -> R
         return Err(Error::invalid(&item.path, message));
     }
     let inputs = model.media_inputs();
-    media.iter().try_for_each(|item| check_item(item, input_of(item, &inputs)?))
+    media.iter().try_for_each(|item| {
+        let input = input_of(item, &inputs)?;
+        match (&item.url, input.form) {
+            (Some(_), MediaForm::Bytes { .. }) => {
+                let message = "is not fetched, because the model takes data whose format the request names";
+                Err(Error::invalid(format!("{}.url", item.path), message))
+            }
+            (Some(url), _) => fetch::check(&item.path, url, limits),
+            (None, _) => check_item(item, input),
+        }
+    })
 }
 
 pub(super) fn input_of<'a>(item: &Media, inputs: &'a [MediaInput]) -> Result<&'a MediaInput, Error> {

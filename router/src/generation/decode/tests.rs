@@ -58,8 +58,9 @@ fn omni() -> Arc<ServedModel> {
     ])
 }
 
-fn item(kind: MediaKind, format: &str, data: Vec<Vec<u8>>) -> Media {
-    Media { path: "media[0]".into(), kind, format: format.into(), data, fps: None, detail: Detail::Full }
+pub(super) fn item(kind: MediaKind, format: &str, data: Vec<Vec<u8>>) -> Media {
+    let (path, format) = ("media[0]".into(), format.into());
+    Media { path, kind, format, data, url: None, fps: None, detail: Detail::Full }
 }
 
 /// A WAV file of silence at 16 kHz.
@@ -78,7 +79,7 @@ async fn decode(pool: &MediaPool, media: Vec<Media>) -> Result<DecodedMedia, Err
     decode_with(pool, media, RouterSettings::default()).await
 }
 
-async fn decode_with(
+pub(super) async fn decode_with(
     pool: &MediaPool,
     media: Vec<Media>,
     limits: RouterSettings,
@@ -87,17 +88,17 @@ async fn decode_with(
     pool.decode(Files { media, upload: None }, omni(), Arc::new(limits), Share::default(), 1).await
 }
 
-fn pool(change: impl FnOnce(&mut RouterSettings)) -> MediaPool {
+pub(super) fn pool(change: impl FnOnce(&mut RouterSettings)) -> MediaPool {
     let mut settings = RouterSettings::default();
     change(&mut settings);
     MediaPool::new(&settings)
 }
 
-fn held(pool: &MediaPool) -> u64 {
+pub(super) fn held(pool: &MediaPool) -> u64 {
     pool.memory.held.lock().held()
 }
 
-const PICTURE: &[u8] = include_bytes!("../../../media/src/picture/fixtures/corners.jpg");
+pub(super) const PICTURE: &[u8] = include_bytes!("../../../media/src/picture/fixtures/corners.jpg");
 
 #[tokio::test]
 async fn items_become_canonical_and_their_memory_is_held_until_they_are_dropped() {

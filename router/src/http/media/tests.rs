@@ -22,6 +22,7 @@ fn data_urls_become_items() {
         kind: MediaKind::Image,
         format: "jpeg".into(),
         data: vec![vec![1, 2]],
+        url: None,
         fps: None,
         detail: Detail::Full,
     };
@@ -40,16 +41,34 @@ fn data_urls_become_items() {
 }
 
 #[test]
-fn urls_that_are_fetched_and_other_mistakes_are_refused_by_name() {
+fn urls_of_hosts_become_items_without_data() {
+    for (given, url_of) in [
+        ("http://127.0.0.1/x.png", "http://127.0.0.1/x.png"),
+        ("HTTPS://A.example:443/b c?d", "https://a.example/b%20c?d"),
+    ] {
+        let picture = part("image_url", json!({ "url": given, "detail": "low" })).unwrap();
+        assert_eq!(picture.url.as_ref().map(|url| url.as_str()), Some(url_of));
+        assert_eq!((picture.data.len(), picture.detail, picture.fps), (0, Detail::Low, None));
+    }
+    assert_eq!(url("audio_url", "http://a/b").unwrap().kind, MediaKind::Audio);
+}
+
+#[test]
+fn other_urls_and_other_mistakes_are_refused_by_name() {
     let refused = |result: Result<Media, Error>, field: &str, words: &str| {
         let error = result.unwrap_err();
         assert!(error.field() == Some(field) && error.message().contains(words), "{error:?}");
     };
     let path = "p.image_url.url";
-    for scheme in ["http", "https", "HTTPS", "file"] {
+    for scheme in ["file", "FTP"] {
         let fetched = url("image_url", &format!("{scheme}://127.0.0.1/x.png"));
         refused(fetched, path, "which is not fetched: send the data, as data:image/png;base64,DATA");
     }
+    for broken in ["http:", "https://", "http://[1/x.png"] {
+        refused(url("image_url", broken), path, "is no URL");
+    }
+    let film = url("video_url", "https://127.0.0.1/x.mp4");
+    refused(film, "p.video_url.url", "is https:, which is not fetched: send the data, as data:video/jpeg");
     for no_url in ["AQI=", "", "://", "dätä:"] {
         refused(url("image_url", no_url), path, "is no data URL");
     }

@@ -37,7 +37,7 @@ fn audio_keeps_its_position_between_text_parts() {
     assert_eq!(conversation.messages[0].content, Content::List(parts));
     let path = "messages[0].content[1].input_audio".to_owned();
     let (kind, format, data) = (MediaKind::Audio, "wav".into(), vec![vec![1, 2]]);
-    let expected = Media { path, kind, format, data, fps: None, detail: Detail::Full };
+    let expected = Media { path, kind, format, data, url: None, fps: None, detail: Detail::Full };
     assert_eq!(media, [expected]);
 }
 

@@ -15,15 +15,15 @@ use tutti_transfer::{Connector, Extent, Filled, HandOver, Run, UnitKind};
 
 /// Maximum bytes per run of units. If one unit is larger, a run is one unit.
 const RUN_BYTES: usize = 1 << 20;
-/// Maximum bytes of embeddings that requests may hold here. A request holds its bytes from the reservation until its
-/// planes hold the embeddings, or until the request ends. A single request may hold more if no other request holds any.
-/// Further requests wait, and nothing is encoded for them yet.
-const MAX_HELD_BYTES: usize = 256 << 20;
 
 #[derive(Default)]
 pub(super) struct EmbeddingTransfers {
     /// Bytes per unit; 0 if the model takes only text.
     unit_bytes: usize,
+    /// Maximum bytes of embeddings that requests may hold here. A request holds its bytes from the reservation until
+    /// its planes hold the embeddings, or until the request ends. A single request may hold more if no other request
+    /// holds any. Further requests wait, and nothing is encoded for them yet.
+    most: usize,
     /// Requests that are encoded here.
     outgoing: BTreeMap<GraphKey, Outgoing>,
     /// Requests that are prefilled here and have a buffer for their embeddings.
@@ -54,8 +54,8 @@ struct Incoming {
 }
 
 impl EmbeddingTransfers {
-    pub fn new(unit_bytes: usize) -> Self {
-        Self { unit_bytes, ..Self::default() }
+    pub fn new(unit_bytes: usize, most: usize) -> Self {
+        Self { unit_bytes, most, ..Self::default() }
     }
 
     /// Number of units of `values` elements.
@@ -78,7 +78,7 @@ impl EmbeddingTransfers {
     fn grant(&mut self, connector: &mut dyn Connector) {
         while let Some(&(key, units)) = self.queue.front() {
             let bytes = units * self.unit_bytes;
-            if self.held > 0 && self.held + bytes > MAX_HELD_BYTES {
+            if self.held > 0 && self.held + bytes > self.most {
                 return;
             }
             self.queue.pop_front();

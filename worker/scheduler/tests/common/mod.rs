@@ -91,6 +91,7 @@ pub fn segments(request: u64, prefill: &[(WalkId, usize)], max_tokens: u32) -> G
         is_masked: false,
         awaits_mask: false,
         awaits_media: false,
+        prefill_is_whole: false,
         deadline: None,
     }
 }

@@ -80,6 +80,7 @@ impl Arrival {
             is_masked: self.masked.is_some(),
             awaits_mask: self.masked.is_some_and(|masked| masked.first > 0),
             awaits_media: self.media.is_some(),
+            prefill_is_whole: false,
             deadline: self.deadline.map(|turn| Duration::from_millis(turn as u64)),
         }
     }

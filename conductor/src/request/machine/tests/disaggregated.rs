@@ -274,7 +274,7 @@ const ENCODER: WorkerId = WorkerId(3);
 fn with_media(max_replays: u32, role: GraphRole) -> (Request, mailbox::Receiver, GraphKey) {
     let (mut request, receiver) = accepted(max_replays);
     let item = |first| pb::MediaItem {
-        data: vec![1, 2],
+        data: vec![1, 2].into(),
         digest: vec![3; 16],
         runs: vec![pb::MediaRun { first, tokens: 1 }],
         ..Default::default()
@@ -300,7 +300,9 @@ fn media_are_encoded_for_the_prefill_once_it_has_room() {
     assert_eq!(request.check_reserved(PREFILL, prefill), Ok(RoomFor::Embeddings));
     let launch = request.launch_encode(at(ENCODER), room(), Instant::now()).unwrap();
     let spec = launch.spec.unwrap();
-    assert_eq!((launch.walks, spec.prompt, spec.media[1].data.clone()), (vec![7], vec![], vec![1, 2]));
+    assert_eq!((launch.walks, spec.prompt, spec.media[1].data.clone()), (vec![7], vec![], vec![1, 2].into()));
+    let own = &request.spec.media[1].data;
+    assert_eq!(spec.media[1].data.as_ptr(), own.as_ptr(), "a launch copies no media, which are large");
     let send_to = launch.send_to.unwrap();
     assert_eq!((send_to.key.map(GraphKey::from), send_to.layout_hash), (Some(prefill), 77));
     assert_eq!(request.launch_encode(at(ENCODER), room(), Instant::now()), None);

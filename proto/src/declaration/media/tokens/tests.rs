@@ -28,13 +28,17 @@ fn inputs() -> Vec<MediaInput> {
 }
 
 fn clip(samples: usize) -> pb::MediaItem {
-    pb::MediaItem { kind: pb::MediaKind::Audio.into(), data: vec![0; 4 * samples], ..Default::default() }
+    pb::MediaItem {
+        kind: pb::MediaKind::Audio.into(),
+        data: vec![0; 4 * samples].into(),
+        ..Default::default()
+    }
 }
 
 /// An item of pixels with a grid of patches of 16 × 16 pixels.
 fn pixels(kind: pb::MediaKind, frames: usize, grid: [u32; 3]) -> pb::MediaItem {
     let [t, height, width] = grid;
-    let data = vec![0; frames * 256 * (height * width) as usize * 3];
+    let data = vec![0; frames * 256 * (height * width) as usize * 3].into();
     let seconds_per_grid = (kind == pb::MediaKind::Video).then_some(1.0);
     let grid = Some(pb::MediaGrid { frames: t, height, width });
     pb::MediaItem { kind: kind.into(), data, grid, seconds_per_grid, ..Default::default() }

@@ -15,7 +15,7 @@ use tutti_proto::{
     cluster::v1::{self as pb, completion::Outcome},
     declaration::WalkId,
 };
-use tutti_settings::ByteSize;
+use tutti_settings::{ByteSize, MediaPrefill};
 use tutti_transfer::{Event, UnitKind};
 
 use super::{Answers, Side, carry, key};
@@ -73,7 +73,7 @@ fn request(request: u64, items: &[Vec<u8>]) -> pb::LaunchGraph {
         spec.media.push(pb::MediaItem {
             kind: pb::MediaKind::Audio.into(),
             format: "wav".into(),
-            data: data.clone(),
+            data: data.clone().into(),
             digest: [digest(data), digest(data)].concat(),
             runs: vec![pb::MediaRun { first: spec.prompt.len() as u32, tokens: tokens as u32 }],
             ..Default::default()
@@ -102,6 +102,8 @@ struct Ran {
     /// Embeddings of each request, as bytes.
     embeddings: BTreeMap<u64, Vec<u8>>,
     cached_tokens: u64,
+    /// Counts of the encoding side.
+    encoders: pb::EncoderCounts,
 }
 
 /// Runs all requests on the encoding and the prefilling side. Launches the next request in each turn in which
@@ -142,7 +144,12 @@ fn run(
     assert!(to.outcomes.values().all(|outcome| matches!(outcome, Outcome::Finished(_))));
     let results =
         to.tokens.iter().map(|(request, tokens)| (*request, tokens.iter().map(token_bits).collect()));
-    Ran { results: results.collect(), embeddings, cached_tokens: to.load.cached_tokens }
+    Ran {
+        results: results.collect(),
+        embeddings,
+        cached_tokens: to.load.cached_tokens,
+        encoders: from.load.encoders.unwrap_or_default(),
+    }
 }
 
 /// A xorshift pseudo-random number generator.
@@ -173,7 +180,12 @@ fn one_call_takes_all_items_of_a_request_whatever_the_budget_of_a_step() {
             request(id, &chosen.iter().map(|index| items[*index].clone()).collect::<Vec<_>>())
         })
         .collect();
-    let alone_settings = EngineSettings { no_prefix_cache: true, max_step_tokens: 64, ..settings() };
+    let alone_settings = EngineSettings {
+        no_prefix_cache: true,
+        max_step_tokens: 64,
+        encoder_cache_memory: ByteSize(0),
+        ..settings()
+    };
     let sides =
         |settings: &EngineSettings| (side(model(true, None), settings), side(model(true, None), settings));
     let mut started = 0;
@@ -196,9 +208,15 @@ fn one_call_takes_all_items_of_a_request_whatever_the_budget_of_a_step() {
         assert_eq!(items.len() > 1, bytes(&joint) != bytes(&separate), "request {request}");
     }
 
+    assert_eq!(alone.encoders, pb::EncoderCounts { hits: 0, misses: 10, bytes: 0 });
+
     let mut cached = 0;
     for round in 0..12 {
+        // Room for some of the calls, and for all.
+        let encoder_cache_memory = ByteSize([8 << 10, 1 << 20][round % 2]);
         let settings = EngineSettings {
+            encoder_cache_memory,
+            media_prefill: [MediaPrefill::Chunked, MediaPrefill::Atomic][round / 2 % 2],
             max_step_tokens: 4 + random.below(61),
             max_running_requests: Some(4),
             max_prefill_chunk_size: Some(1 + random.below(40)),
@@ -211,6 +229,11 @@ fn one_call_takes_all_items_of_a_request_whatever_the_budget_of_a_step() {
             assert!(ran.results[request] == *results, "round {round}, request {request}: {settings:?}");
         }
         cached += ran.cached_tokens;
+        let pb::EncoderCounts { hits, misses, bytes } = ran.encoders;
+        assert_eq!(hits + misses, 10, "round {round}");
+        assert!(0 < bytes && bytes <= encoder_cache_memory.0, "round {round}: {bytes} bytes");
+        // The first and third and the second and tenth request have equal media.
+        assert!(round % 2 == 0 || hits == 2, "round {round}: {hits} hits");
     }
     assert_eq!(alone.results[&1], alone.results[&3]);
     assert_ne!(alone.results[&1], alone.results[&2]);
