@@ -23,7 +23,7 @@ impl HostThreads {
         thread::scope(|scope| {
             for _ in 1..self.0.min(tasks) {
                 // If the system has no more threads, those that there are do all tasks.
-                if thread::Builder::new().name("weights".to_owned()).spawn_scoped(scope, &work).is_err() {
+                if thread::Builder::new().name("weights".to_owned()).spawn_scoped(scope, work).is_err() {
                     break;
                 }
             }

@@ -47,7 +47,8 @@ impl GroupedMatrix {
 
 /// Returns an error if a matrix is a share of the columns that cuts a group.
 pub(in crate::cpu::quant) fn check_groups(source: FusedMatrices<'_>) -> Result<(), DeviceError> {
-    let is_cut = |matrix: &&HostMatrix<'_>| matrix.stride > matrix.columns && matrix.columns % BLOCK > 0;
+    let is_cut =
+        |matrix: &&HostMatrix<'_>| matrix.stride > matrix.columns && !matrix.columns.is_multiple_of(BLOCK);
     match source.iter().find(is_cut) {
         None => Ok(()),
         Some(HostMatrix { columns, stride, .. }) => Err(DeviceError::Unsupported(format!(
