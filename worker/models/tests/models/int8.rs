@@ -62,7 +62,7 @@ fn the_shipped_model_strays_little() {
     let prompts: Vec<Vec<u32>> = serde_json::from_str(include_str!("int8/oracle_ids.json")).unwrap();
     let stored = logprobs(&mut *loaded_as(&dir, Auto, Quantize::None), &prompts);
     // The bounds are 1.25 times the measured values, because some instruction paths round differently.
-    for (quantize, mean, p99) in [(Quantize::Int8, 0.02, 0.15), (Quantize::Int4, 0.12, 1.25)] {
+    for (quantize, mean, p99) in [(Quantize::Int8, 0.0215, 0.166), (Quantize::Int4, 0.16, 1.42)] {
         let quantised = logprobs(&mut *loaded_as(&dir, Auto, quantize), &prompts);
         let deviation = Deviation::between(&quantised, &stored);
         report(&format!("tutti-tiny in {quantize:?}"), "its bf16", quantised.len(), &deviation);

@@ -22,7 +22,8 @@ fn with_media(request: u64) -> pb::LaunchGraph {
         kind: pb::MediaKind::Audio.into(),
         format: "wav".into(),
         data: (0..BYTES).map(|byte| byte as u8 ^ index ^ request as u8).collect(),
-        digest: vec![index; 16],
+        // Items with other data have other digests, by which a worker keeps their embeddings.
+        digest: vec![index ^ request as u8; 16],
         runs: vec![pb::MediaRun { first, tokens: TOKENS }],
         ..Default::default()
     };
