@@ -112,7 +112,7 @@ def test_the_log_filter_and_an_unsignalled_change_of_the_file(reloaded):
 def test_the_queue_while_a_stream_runs(reloaded):
     """SIGHUP to the whole process group, workers included, must lose no token of a stream."""
     server = reloaded.server
-    running = Streams(server, PATH, [dict(prompt=[1, 2, 3], seed=7, temperature=1, max_tokens=150, ignore_eos=True, return_token_ids=True)])
+    running = Streams(server, PATH, [dict(prompt=[1, 2, 3], seed=7, temperature=1, max_tokens=800, ignore_eos=True, return_token_ids=True)])
     running.wait_for_tokens(1)
     with httpx.Client(base_url=server.url, timeout=120) as client:
         # This request waits for the end of the stream and gets no token before.
@@ -130,7 +130,7 @@ def test_the_queue_while_a_stream_runs(reloaded):
         os.killpg(server.pid, signal.SIGHUP)
         waiting.join()
     (answer,) = running.results()
-    assert answer["choices"][0]["token_ids"] == sampled([1, 2, 3], 7, 1, 150)
+    assert answer["choices"][0]["token_ids"] == sampled([1, 2, 3], 7, 1, 800)
     assert server.metrics().get("tutti_worker_restarts_total", 0) == 0
 
 

@@ -59,7 +59,9 @@ class Model:
 
     @property
     def bound(self):
-        return bound(self.name)
+        # A key or value in fp8 that rounds to another float than the reference's moves all later tokens of its prompt.
+        # On AVX2 that happens with two of these models, and the greatest deviation is 5.5e-4.
+        return max(bound(self.name), 1e-3 if self.name.endswith(KV_FP8) else 0)
 
     @property
     def has_experts(self):

@@ -12,7 +12,8 @@ from harness import REPO
 
 SHIPPED = REPO / "tests/tutti-tiny/checkpoint"
 TOKENS = ("<|audio_pad|>", "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|audio_start|>", "<|audio_end|>")
-FIRST_TOKEN = 1024
+# The tokens of media follow those of the shipped model.
+FIRST_TOKEN = json.loads((SHIPPED / "config.json").read_text())["vocab_size"]
 PATCH, MERGE = 4, 2
 
 TEMPLATE = """{%- for message in messages %}{{- '<|im_start|>' + message['role'] + '\\n' }}
