@@ -67,7 +67,7 @@ COMMANDS = [
     (r"tests/(adoption|autoscaling|constraint-cost|fair-shares|snapshot-cost|tracing-cost)", "not run: they measure, for some minutes"),
     (r"tests/dashboards", "tests/run: without faults"),
     (r"tests/chaos --minutes 30", "tests/cluster/test_chaos.py: for half a minute"),
-    (r"tests/families", "tests/cluster/test_families.py: one model, two conditions"),
+    (r"tests/families( --models NAME)?", "tests/cluster/test_families.py: some models, some conditions"),
     (r"tests/fuzz( --minutes 10 http template)?", "tests/run: for ten seconds a target"),
     (r"tests/texts/run", "tests/run: with --short, its parts"),
     (r"tests/load-clients", "not run: it fetches 1.5 GB of packages, and takes five minutes"),
