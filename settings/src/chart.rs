@@ -109,6 +109,9 @@ fn parsed(unit: Option<&str>) -> &'static str {
         Some("SIZE") => {
             "\"type\": [\"string\", \"integer\"], \"minimum\": 1, \"pattern\": \"^[0-9]+ ?([KkMmGgTt][Ii]?)?[Bb]?$\""
         }
+        Some("SIZE_OR_0") => {
+            "\"type\": [\"string\", \"integer\"], \"minimum\": 0, \"pattern\": \"^[0-9]+ ?([KkMmGgTt][Ii]?)?[Bb]?$\""
+        }
         Some("TOKENS,...") => "\"type\": \"string\", \"pattern\": \"^[0-9]+(,[0-9]+)*$\"",
         _ => "\"type\": \"string\", \"minLength\": 1",
     }

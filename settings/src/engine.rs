@@ -40,7 +40,7 @@ settings! {
             kv_cache_dtype: KvCacheDtype = KvCacheDtype::Auto;
             /// Host memory of each worker for embeddings of media that it has encoded, the least recently used of which
             /// make room for others; 0 keeps none
-            encoder_cache_memory: ByteSize = ByteSize(256 << 20), unit "SIZE";
+            encoder_cache_memory: ByteSize = ByteSize(256 << 20), unit "SIZE_OR_0";
             /// Host memory of each worker for embeddings of requests whose prefill is not over; further requests wait,
             /// and a request with more waits until it is the only one
             embedding_memory: ByteSize = ByteSize(256 << 20), unit "SIZE";

@@ -38,7 +38,7 @@ EVERYTHING = {
         "autoscaling": {"enabled": True, "targetRequests": 100},
     },
     "conductor": {
-        "settings": {"max_step_tokens": 1048576, "kv_cache_memory": "512MiB", "chunk_shapes": "64,1048576",
+        "settings": {"max_step_tokens": 1048576, "kv_cache_memory": "512MiB", "encoder_cache_memory": 0, "chunk_shapes": "64,1048576",
                      "connections": {"receive_room_bytes": 1073741824}, "sim": {"seed": 7}},
         "drain": {"preStopSeconds": 2},
         "autoscaling": {"enabled": True, "targetRunning": 96},

@@ -116,7 +116,7 @@ async def in_turn(target, clients, bodies):
     return sum(await asyncio.gather(*map(one, range(clients))), collections.Counter())
 
 
-# What decoders would make gigabytes of, in some kilobytes.
+# Files of some kilobytes that a decoder would turn into gigabytes.
 @media("400", "503")
 async def decompression_bombs(target):
     inflated = zlib.compress(bytes(64 * MIB), 9)

@@ -38,7 +38,7 @@ impl<'a> RowMasks<'a> {
     }
 }
 
-/// What a mask leaves of the logits of up to [`LANES`] tokens.
+/// The logits of up to [`LANES`] tokens behind a mask.
 pub(in crate::cpu) enum Masked {
     /// The row may take all tokens.
     All,
