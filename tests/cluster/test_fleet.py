@@ -9,7 +9,8 @@ from harness import free_port, wait_for
 from simulated import sampled, stream
 from streams import Streams, signal_all
 
-SIM = ("--no-router", "--workers", 2, "--device", "sim")
+# Workers that a test has stopped do not count as dead.
+SIM = ("--no-router", "--workers", 2, "--device", "sim", "--heartbeat-timeout", 60)
 
 
 def fleet(start, count=2):
@@ -48,7 +49,7 @@ def test_kill_9_of_a_whole_conductor_costs_no_stream_and_it_is_used_again(start,
     def kill():
         first.signal(signal.SIGKILL)
 
-    undisturbed_by(router, kill)
+    undisturbed_by(router, [*first.workers(), *second.workers()], kill)
     first.wait()
     first.wait_until_all_gone()
     seen = router.metrics()
@@ -100,7 +101,7 @@ def test_a_stopped_conductor_counts_as_dead_and_does_no_harm_when_it_continues(s
             os.kill(pid, signal.SIGSTOP)
 
     try:
-        undisturbed_by(router, stop, count=16)
+        undisturbed_by(router, [*first.workers(), *second.workers()], stop, count=16)
         wait_for("a remark about it", lambda: any(first.cluster in line for line in remarks(router)))
     finally:
         for pid in first.processes():
@@ -121,7 +122,7 @@ def test_the_only_conductor_continues_its_streams_when_it_is_back(start, spawn):
         only.wait()
         spawn("conductor", *SIM, "--http", f"127.0.0.1:{free_port()}", "--grpc", only.grpc, *only.cluster_flags)
 
-    undisturbed_by(router, replace, count=8)
+    undisturbed_by(router, only.workers(), replace, count=8)
 
 
 def test_conductors_behind_a_name(start):

@@ -2,9 +2,11 @@
 
 import asyncio
 import random
+import signal
 
 from harness import ANSWER_S, START_S, wait_for
 from simulated import EOS, VOCAB, sampled, stream
+from streams import give_way, signal_all
 
 # Short intervals in the router's `fleet` settings make the tests fast.
 QUICK = {"TUTTI_FLEET__POLL_MS": "100", "TUTTI_FLEET__RECOVERY_MS": "90000", "TUTTI_FLEET__KEEP_ALIVE_MS": "500"}
@@ -44,14 +46,26 @@ def long_requests(count):
             yield body | {"min_tokens": least, "stop_token_ids": sorted(stops)}, (tokens[: ends[0] + 1], "stop")
 
 
-def undisturbed_by(router, disturb, count=40):
-    """Runs streams, calls `disturb` when each has some tokens, and checks that the answers are the expected ones."""
+def undisturbed_by(router, workers, disturb, count=40):
+    """Runs streams, calls `disturb` when they have some tokens, and checks that the answers are the expected ones.
+    `workers` are the process ids of all workers. They are stopped until every stream is in flight, so that the first
+    stream does not end before the fault, even if this process is slow."""
     bodies, expected = zip(*long_requests(count))
+    give_way(workers)
+    signal_all(workers, signal.SIGSTOP)
+
+    async def reached(name, least):
+        while (seen := await asyncio.to_thread(router.metrics)).get(name, 0) < least:
+            await asyncio.sleep(0.01)
+        return seen
 
     async def main():
         streams = [asyncio.create_task(stream(router.http_port, router.model, body)) for body in bodies]
-        while (seen := await asyncio.to_thread(router.metrics)).get("tutti_router_generated_tokens_total", 0) < 20 * count:
-            await asyncio.sleep(0.01)
+        try:
+            await reached("tutti_router_requests_in_flight", count)
+        finally:
+            signal_all(workers, signal.SIGCONT)
+        seen = await reached("tutti_router_generated_tokens_total", 20 * count)
         assert seen["tutti_router_requests_in_flight"] == count, "some streams had ended before the fault"
         await asyncio.to_thread(disturb)
         return await asyncio.wait_for(asyncio.gather(*streams), ANSWER_S)

@@ -143,10 +143,12 @@ def killing(server, bodies):
     victims = server.workers()
     # Workers that end before are a crash loop for the conductor, which then refuses requests.
     wait_for("workers that have lived long enough", lambda: min(map(age, victims)) > LIVED_WELL)
+    in_flight = lambda: server.metrics()["tutti_requests_in_flight"]
+    wait_for("the end of the group before", lambda: in_flight() == 0)
     streams = Streams(server, "/v1/completions", bodies, stopped=victims)
-    streams.stop_in_the_middle(victims, len(bodies) // 2, tokens=2)
     # A request that arrives while no worker has the model would be refused.
-    wait_for("all requests", lambda: server.metrics()["tutti_requests_in_flight"] + sum(one.done() for one in streams.answers) >= len(bodies))
+    wait_for("all requests", lambda: in_flight() == len(bodies))
+    streams.stop_in_the_middle(victims, len(bodies) // 2, tokens=2)
     signal_all(victims, signal.SIGKILL)
     found = streams.results()
     wait_for("replacements", lambda: not set(victims) & set(server.workers()) and server.metrics()["tutti_workers_ready"] == 2)
