@@ -1,4 +1,5 @@
-//! Limits the prefill tokens of a step that has decodes, so that the step meets the target for the time between tokens.
+//! Limits the prefill tokens of a step that has decodes, so that the step meets the target for the time between tokens,
+//! and so that the prefill of one share does not slow the decodes of another one by more than [`SLOWER`].
 //!
 //! [`StepTime`] estimates the duration of a step. Feedback corrects the estimate: after a step that took longer than
 //! estimated, the next steps get fewer prefill tokens until the estimate is right again. Before the first measurement
@@ -15,6 +16,10 @@ const DECAY: f64 = 0.9;
 /// Upper limit and initial value of [`Pace::overrun`]. The limit exists because one stalled step says nothing about the
 /// next one.
 const MAX_OVERRUN: f64 = 1.25;
+
+/// How much longer, as a factor, the prefill of one share may make a step in which another share decodes. With 2.5 the
+/// share that decodes beside a flood keeps 40 percent of its speed, and the flood has 60 percent of the time.
+const SLOWER: f64 = 2.5;
 
 /// The target for the duration of steps with decodes, and the measurements that determine how many prefill tokens meet
 /// this target.
@@ -50,9 +55,21 @@ impl Pace {
     /// if the decodes alone miss the target. The prefill is unbounded if the step has no decodes or there is no target.
     pub fn allowance(&self, decodes: &Work, least: usize) -> Allowance {
         let Some(target) = self.target.filter(|_| decodes.decodes() > 0) else { return Allowance::ALL };
+        self.within(target.as_secs_f64(), decodes, least)
+    }
+
+    /// The prefill that one share may have in a step with these decodes, among which are some of another share: at
+    /// least `least` tokens. Unbounded before the first measurement.
+    pub fn allowance_beside(&self, decodes: &Work, least: usize) -> Allowance {
+        let alone = self.time.of(decodes);
+        if alone > 0.0 { self.within(SLOWER * alone, decodes, least) } else { Allowance::ALL }
+    }
+
+    /// The prefill that makes a step with these decodes last `seconds`.
+    fn within(&self, seconds: f64, decodes: &Work, least: usize) -> Allowance {
         let (token, attended) = self.time.of_prefill_token();
         Allowance {
-            seconds: target.as_secs_f64() / self.overrun - self.time.of(decodes),
+            seconds: seconds / self.overrun - self.time.of(decodes),
             token,
             attended,
             most: self.most_prefill.saturating_mul(2).max(least),

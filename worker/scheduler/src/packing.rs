@@ -7,6 +7,10 @@
 //! not for ever: once [`PATIENCE`] steps have run without it, it is overdue and comes before all prefills that are not
 //! overdue. Among several overdue prefills, the one passed over for longest comes first. If the first overdue prefill
 //! still does not fit beside the decodes, it gets a step alone, over budget if necessary.
+//!
+//! The budget is divided equally among the callers that have prefills. Besides, a caller's prefill may make a step longer
+//! only by a factor if another caller decodes in it (`Pace::allowance_beside`), so that a flood of prompts does not
+//! stop the decodes of others.
 
 use std::cmp::Reverse;
 
@@ -89,6 +93,32 @@ pub(crate) struct PastSteps {
     pub since_alone: u32,
 }
 
+/// The decodes of a step.
+#[derive(Debug, Default)]
+struct Decodes {
+    work: Work,
+    /// The caller of the first decode.
+    caller: Option<ShareId>,
+    /// True if the decodes are of more than one caller.
+    are_of_several: bool,
+}
+
+impl Decodes {
+    fn add(&mut self, position: usize, caller: ShareId) {
+        self.work.add_decode(position);
+        self.are_of_several |= *self.caller.get_or_insert(caller) != caller;
+    }
+
+    fn count(&self) -> usize {
+        self.work.decodes()
+    }
+
+    /// True if a caller other than this one has a decode.
+    fn has_another_than(&self, caller: ShareId) -> bool {
+        self.are_of_several || self.caller.is_some_and(|first| first != caller)
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Prefill {
     /// Index into the candidates, which are in the order of their tickets.
@@ -120,12 +150,12 @@ pub(crate) fn pack(
 ) -> Option<Packing> {
     let mixed = next_in_turn(candidates.iter().map(|candidate| candidate.mixed), past.mixed)?;
     let mut served = Vec::with_capacity(candidates.len());
-    let mut decodes = Work::default();
+    let mut decodes = Decodes::default();
     let mut prefills = Vec::new();
     for (index, candidate) in candidates.iter().enumerate().filter(|(_, other)| other.mixed == mixed) {
         match candidate.phase {
             Phase::Decoding { walk } => {
-                decodes.add_decode(candidate.request.planned());
+                decodes.add(candidate.request.planned(), candidate.request.share());
                 served.push(Share { candidate: index, walk, tokens: 1 });
             }
             Phase::Prefilling { walk, cut, left } => {
@@ -171,7 +201,7 @@ fn next_in_turn(ready: impl Iterator<Item = WalkId>, last: Option<WalkId>) -> Op
 /// Sets the `tokens` of each prefill. Returns true if the first prefill runs alone.
 fn share_out(
     prefills: &mut [Prefill],
-    decodes: &Work,
+    decodes: &Decodes,
     config: &SchedulerConfig,
     pace: &Pace,
     since_alone: u32,
@@ -180,18 +210,22 @@ fn share_out(
     let by_age = |prefill: &Prefill| sharing == PrefillSharing::Fair || prefill.is_overdue();
     let order = |prefill: &Prefill| if by_age(prefill) { prefill.age } else { 0 };
     prefills.sort_by_key(|prefill| (Reverse(order(prefill)), prefill.candidate));
-    let budget = config.settings.max_step_tokens.saturating_sub(decodes.decodes());
+    let budget = config.settings.max_step_tokens.saturating_sub(decodes.count());
     let may_be_alone =
-        |first: &Prefill| decodes.decodes() == 0 || first.is_overdue() && since_alone >= PATIENCE;
+        |first: &Prefill| decodes.count() == 0 || first.is_overdue() && since_alone >= PATIENCE;
     if let Some(first) = prefills.first_mut()
         && (first.is_whole() && first.left > budget && may_be_alone(first))
     {
         first.tokens = first.left;
         return true;
     }
-    let mut step = PrefillBudget::new(config, budget, decodes.decodes() + prefills.len());
-    step.paced = pace.allowance(decodes, step.grid);
-    step.serve_all(prefills, sharing);
+    let mut step = PrefillBudget::new(config, budget, decodes.count() + prefills.len());
+    let grid = step.grid;
+    step.paced = pace.allowance(&decodes.work, grid);
+    step.serve_all(prefills, sharing, |caller| match decodes.has_another_than(caller) {
+        true => pace.allowance_beside(&decodes.work, grid),
+        false => Allowance::ALL,
+    });
     false
 }
 
@@ -223,6 +257,8 @@ struct PrefillBudget {
     tokens: usize,
     /// The prefill for which the step still has time.
     paced: Allowance,
+    /// The prefill that the caller now served may still have beside the decodes of others.
+    own: Allowance,
     /// Maximum number of tokens in this step for one prefill that may be cut.
     cap: usize,
     /// Chunks end at positions that are multiples of this number.
@@ -237,34 +273,53 @@ impl PrefillBudget {
         let caps = [config.settings.max_prefill_chunk_size, threshold, Some(config.settings.max_step_tokens)];
         let cap = caps.into_iter().flatten().min().unwrap_or(tokens);
         let grid = if cap < config.page_tokens { 1 } else { config.page_tokens };
-        Self { tokens, paced: Allowance::ALL, cap, grid, begun: false }
+        Self { tokens, paced: Allowance::ALL, own: Allowance::ALL, cap, grid, begun: false }
     }
 
-    /// Shares the budget among the prefills of all callers: each caller has an equal part of it.
-    fn serve_all(&mut self, prefills: &mut [Prefill], sharing: PrefillSharing) {
+    /// Shares the budget among the prefills of all callers: each caller has an equal part of it, and at most its
+    /// `allowance`.
+    fn serve_all(
+        &mut self,
+        prefills: &mut [Prefill],
+        sharing: PrefillSharing,
+        allowance: impl Fn(ShareId) -> Allowance,
+    ) {
         // The sort is stable, so that each caller's prefills keep their order.
         prefills.sort_by_key(|prefill| prefill.caller);
-        let callers = prefills.chunk_by(|a, b| a.caller == b.caller).count();
-        if callers > 1 {
+        let by_caller = prefills.chunk_by_mut(|a, b| a.caller == b.caller);
+        let mut callers: Vec<_> = by_caller.map(|own| (allowance(own[0].caller.1), own)).collect();
+        let count = callers.len();
+        if count > 1 {
             // A prefill that must not be cut may need more than its caller's part. So one overdue prefill of each
             // caller is served first, without that limit.
-            for prefills in prefills.chunk_by_mut(|a, b| a.caller == b.caller) {
+            for (own, prefills) in &mut callers {
                 let due = prefills.iter_mut().find(|prefill| prefill.is_whole() && prefill.is_overdue());
-                due.into_iter().for_each(|prefill| self.serve(prefill, usize::MAX));
+                self.within(own, |step| due.into_iter().for_each(|prefill| step.serve(prefill, usize::MAX)));
             }
         }
-        for (served, prefills) in prefills.chunk_by_mut(|a, b| a.caller == b.caller).enumerate() {
+        for (served, (own, prefills)) in callers.iter_mut().enumerate() {
             // The part is rounded up to the grid, so that the division among callers ends no chunk off the grid.
-            let part = self.tokens.div_ceil(callers - served).next_multiple_of(self.grid).min(self.tokens);
+            let part = self.tokens.div_ceil(count - served).next_multiple_of(self.grid).min(self.tokens);
             let rest = self.tokens - part;
             self.tokens = part;
-            self.serve_caller(prefills, sharing);
+            self.within(own, |step| step.serve_caller(prefills, sharing));
             self.tokens += rest;
         }
         // A caller may use less than its part. The tokens that are left go to the other callers.
-        if callers > 1 {
-            prefills.iter_mut().for_each(|prefill| self.serve(prefill, usize::MAX));
+        if count > 1 {
+            for (own, prefills) in &mut callers {
+                self.within(own, |step| {
+                    prefills.iter_mut().for_each(|prefill| step.serve(prefill, usize::MAX))
+                });
+            }
         }
+    }
+
+    /// Serves prefills of one caller within the caller's own allowance.
+    fn within(&mut self, own: &mut Allowance, serve: impl FnOnce(&mut Self)) {
+        self.own = *own;
+        serve(self);
+        *own = self.own;
     }
 
     /// Shares the budget among the prefills of one caller, overdue ones first.
@@ -286,11 +341,15 @@ impl PrefillBudget {
     }
 
     /// Maximum number of tokens that a prefill can still get in this step. For a prefill that must not be cut and is
-    /// overdue, `paced` is ignored, because the prefill has waited long enough.
+    /// overdue, the time is ignored, because the prefill has waited long enough.
     fn left_for(&self, prefill: &Prefill) -> usize {
         let unpaced = prefill.is_whole() && prefill.is_overdue();
-        let from = prefill.start + prefill.tokens;
-        if unpaced { self.tokens } else { self.tokens.min(self.paced.tokens(from)) }
+        if unpaced { self.tokens } else { self.left_from(prefill.start + prefill.tokens) }
+    }
+
+    /// Number of tokens from position `start` on for which the step has room and time.
+    fn left_from(&self, start: usize) -> usize {
+        self.tokens.min(self.paced.tokens(start)).min(self.own.tokens(start))
     }
 
     /// Gives a prefill as many further tokens as it can get, at most `share`.
@@ -303,6 +362,7 @@ impl PrefillBudget {
             false => self.chunk(prefill, left, most),
         };
         self.paced.spend(prefill.start + prefill.tokens, tokens);
+        self.own.spend(prefill.start + prefill.tokens, tokens);
         prefill.tokens += tokens;
         self.tokens -= tokens;
         self.begun |= tokens > 0;
@@ -337,14 +397,14 @@ impl PrefillBudget {
         // Each token is counted with the time that it takes at the farthest position, where a token takes longest. If
         // time is left over, `serve_caller` gives it to the first prefills.
         let farthest = prefills.iter().map(|prefill| prefill.start).max().unwrap_or(0);
-        let mut left = self.tokens.min(self.paced.tokens(farthest));
+        let mut left = self.left_from(farthest);
         let served = prefills.len().min((left / self.grid).max(1));
         let mut by_need: Vec<&mut Prefill> = prefills[..served].iter_mut().collect();
         by_need.sort_by_key(|prefill| prefill.to_rung);
         for (index, prefill) in by_need.into_iter().enumerate() {
             let share = left / (served - index);
             self.serve(prefill, share);
-            left = self.tokens.min(self.paced.tokens(farthest));
+            left = self.left_from(farthest);
         }
     }
 }

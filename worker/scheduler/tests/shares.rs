@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use common::{commit, config, scheduler, set, text};
+use common::{TEXT, commit, config, scheduler, set, text, words};
 use proptest::prelude::*;
 use tutti_scheduler::{GraphLaunch, Scheduler, SchedulerConfig, ShareId, StepPlan};
 use tutti_settings::{Admission, PrefillSharing};
@@ -116,6 +116,36 @@ fn prefills_of_two_shares_have_equal_parts_of_a_step() {
         }
         assert_eq!(tokens, 32, "{sharing:?}: half of four steps of 16 tokens");
     }
+}
+
+/// Runs a request of share 2 that decodes, then a flood of prompts of `flood` beside it. Returns the numbers of prefill
+/// tokens of the steps, without those in which the costs are learnt. A step takes 10 ms, and 1 ms per prefill token.
+fn prefilled_beside_a_decode(flood: ShareId) -> Vec<usize> {
+    let config = SchedulerConfig { max_waiting_requests: 600, ..config() };
+    let mut scheduler = scheduler(set(config, |settings| settings.max_step_tokens = 64));
+    let mut prefilled = Vec::new();
+    scheduler.add(of(2, text(1000, 4, 200))).unwrap();
+    for number in 0..120 {
+        if number == 20 {
+            (0..500).for_each(|request| scheduler.add(of(flood, text(request, 40, 2))).unwrap());
+        }
+        let step = step(&mut scheduler);
+        assert!(step.rows.iter().any(|row| row.key.request.0 == 1000), "each step has the decode");
+        let prefill = step.rows.iter().filter(|row| row.walk == TEXT).map(|row| row.positions.len()).sum();
+        prefilled.push(prefill);
+        let outcomes = words(&step);
+        let _ = scheduler.commit(step, outcomes, Duration::from_millis(10 + prefill as u64));
+    }
+    prefilled.split_off(40)
+}
+
+#[test]
+fn a_flood_of_prompts_slows_the_decodes_of_another_share_by_a_factor() {
+    let beside = prefilled_beside_a_decode(1);
+    // 15 tokens make a step 2.5 times as long, and three pages have 12.
+    assert!(beside.iter().all(|&tokens| (12..=15).contains(&tokens)), "{beside:?}");
+    let own = prefilled_beside_a_decode(2);
+    assert!(own.iter().any(|&tokens| tokens > 50), "a share may delay its own decodes: {own:?}");
 }
 
 proptest! {
