@@ -45,13 +45,13 @@ def pytest_xdist_make_scheduler(config, log):
 
 def pytest_addoption(parser):
     parser.addoption("--sample-parameters", metavar="SEED", help="run a sixth of each test's parameters, and half of the attacks")
-    parser.addoption("--half", action="store_true", help="with --sample-parameters: half of the tests")
+    parser.addoption("--third", action="store_true", help="with --sample-parameters: a third of the tests")
 
 
 def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
     if seed := config.getoption("--sample-parameters"):
-        items[:], left_out = sampled(items, seed, config.getoption("--half"))
+        items[:], left_out = sampled(items, seed, config.getoption("--third"))
         config.hook.pytest_deselected(items=left_out)
 
 
