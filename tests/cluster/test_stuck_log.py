@@ -15,11 +15,10 @@ LOUD = ("--log", "trace", "--log-format", "json")
 def test_a_reader_of_stderr_that_stops_holds_up_no_request_and_no_signal(tmp_path):
     http, grpc = (f"127.0.0.1:{free_port()}" for _ in range(2))
     command = [BINARIES / "conductor", "--device", "sim", "--workers", "1", "--http", http, "--grpc", grpc, *LOUD]
-    # Without simulated computing, the lines that fill 4 MiB of each process's queue take seconds and not a minute.
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("TUTTI_", "HF_", "OTEL_"))}
     mark = os.urandom(8).hex()
     # Nobody reads this pipe, so it is full after 64 KiB.
-    conductor = subprocess.Popen(command, env=clean | {MARK: mark, "TUTTI_SIM__PROFILE": "instant"}, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    conductor = subprocess.Popen(command, env=clean | {MARK: mark}, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
     try:
         with httpx.Client(base_url=f"http://{http}", timeout=30) as client:
 
