@@ -19,18 +19,39 @@ FIGURES = pytest.StashKey[list]()
 
 # Files that take a minute or more. They begin first, so that no process works on one of them when the others have
 # ended.
-LONG = ("test_wheel.py", "test_chaos.py", "test_disaggregation.py", "test_sim.py", "test_docs.py", "test_memory.py")
+LONG = (
+    "test_wheel.py", "test_sim.py", "test_kv_fp8.py", "test_families.py", "test_images.py", "test_chaos.py", "test_disaggregation.py",
+    "test_docs.py", "test_memory.py", "test_stuck_log.py",
+)
+# Those of them whose tests share no cluster: any process runs any of their tests.
+DIVIDED = ("test_sim.py", "test_kv_fp8.py", "test_families.py", "test_chaos.py", "test_disaggregation.py", "test_memory.py")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With `--dist loadfile`, gives processes whole files, because tests of a file share clusters, and single tests of
+    divided files."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return nodeid if file.rpartition("/")[2] in DIVIDED else file
+
+    return Scheduling(config, log)
 
 
 def pytest_addoption(parser):
     parser.addoption("--sample-parameters", metavar="SEED", help="run a sixth of each test's parameters, and half of the attacks")
-    parser.addoption("--half", action="store_true", help="with --sample-parameters: half of the tests")
+    parser.addoption("--third", action="store_true", help="with --sample-parameters: a third of the tests")
 
 
 def pytest_collection_modifyitems(config, items):
-    items.sort(key=lambda item: item.path.name not in LONG)
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
     if seed := config.getoption("--sample-parameters"):
-        items[:], left_out = sampled(items, seed, config.getoption("--half"))
+        items[:], left_out = sampled(items, seed, config.getoption("--third"))
         config.hook.pytest_deselected(items=left_out)
 
 

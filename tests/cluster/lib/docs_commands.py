@@ -60,7 +60,7 @@ COMMANDS = [
     (r"tests/(emulated/run|long-properties|mutants|bench/peers/setup)", "not run: takes minutes to hours"),
     (r"tests/advisories", "not run: asks github.com, which not every machine reaches"),
     (r"tests/cuda-orders", "tests/run: one of its orders, half of the tests with checks"),
-    (r"tests/cuda-http", "tests/run: half of the tests, a sixth of their parameters"),
+    (r"tests/cuda-http", "tests/run: a third of the tests, a sixth of their parameters"),
     (r"tests/cuda-mutants", "tests/run: a sample"),
     (r"tests/chaos --minutes 5 --shape mtls", "tests/cluster/test_chaos.py: for half a minute"),
     (r"tests/rolling .*", "tests/cluster/test_rolling.py: one upgrade of each part"),
