@@ -1,9 +1,13 @@
-//! A bounded lane of CPU-bound work: a number of closures run on blocking threads, a number wait, and callers get
-//! threads by deficit round robin. A full lane refuses further closures at once.
+//! A bounded lane of CPU-bound work: a number of closures run on threads, a number wait, and callers get threads by
+//! deficit round robin. A full lane refuses further closures at once.
 
-use std::sync::Arc;
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
 
 use parking_lot::Mutex;
+use rayon::{ThreadPool, ThreadPoolBuilder};
 use tokio::sync::oneshot;
 use tutti_runtime::Error;
 
@@ -13,9 +17,16 @@ use crate::{
     keys::Share,
 };
 
-/// Runs closures on blocking threads, within the bounds of one lane.
+/// Nice value of threads in the background. The kernel gives such a thread about a tenth of the time of a processor on
+/// which another thread is busy, so work in the background goes on, and hardly delays a step of a worker on the same
+/// machine.
+const BACKGROUND_NICE: i32 = 10;
+
+/// Runs closures on threads, within the bounds of one lane.
 pub struct WorkLane {
     state: Arc<LaneState>,
+    /// Threads of the lane's own; `None` to use the runtime's blocking threads.
+    threads: Option<Arc<ThreadPool>>,
 }
 
 /// An error of a closure that did not run.
@@ -44,9 +55,21 @@ pub struct LaneSize {
 }
 
 impl WorkLane {
-    /// An empty lane.
+    /// An empty lane, whose closures run on the runtime's blocking threads.
     pub fn new(size: LaneSize) -> Self {
-        Self { state: LaneState::new(size) }
+        Self { state: LaneState::new(size), threads: None }
+    }
+
+    /// An empty lane whose closures run on threads of its own, named `name`, to which the kernel prefers all threads of
+    /// usual priority.
+    pub fn in_background(size: LaneSize, name: &'static str) -> Result<Self, Error> {
+        let threads = ThreadPoolBuilder::new()
+            .num_threads(size.threads)
+            .thread_name(move |index| format!("{name}-{index}"))
+            .start_handler(|_| yield_to_others())
+            .build()
+            .map_err(|e| Error::internal(format!("cannot start {} {name} threads: {e}", size.threads)))?;
+        Ok(Self { state: LaneState::new(size), threads: Some(Arc::new(threads)) })
     }
 
     /// Runs a closure when it is the caller's turn. `cost` is what the closure uses of the turn.
@@ -62,11 +85,38 @@ impl WorkLane {
         let thread = thread.await.map_err(|_| failed("a lane of work is closed".to_owned()))?;
         // The thread moves into the closure. If the request is cancelled, the closure still keeps the thread busy until
         // it returns.
-        let done = tokio::task::spawn_blocking(move || {
+        let work = move || {
             let _thread = thread;
             closure()
+        };
+        let Some(threads) = &self.threads else {
+            return tokio::task::spawn_blocking(work)
+                .await
+                .map_err(|e| failed(format!("a task failed: {e}")));
+        };
+        let (sender, receiver) = oneshot::channel();
+        // A panic would end the process. The sender is gone after one, which the receiver notices.
+        threads.spawn(move || {
+            if let Ok(done) = catch_unwind(AssertUnwindSafe(work)) {
+                // Nobody waits for the result of a cancelled request.
+                let _ = sender.send(done);
+            }
         });
-        done.await.map_err(|e| failed(format!("a task failed: {e}")))
+        receiver.await.map_err(|_| failed("a task failed: it panicked".to_owned()))
+    }
+}
+
+/// Makes the kernel prefer other threads to this one. On systems other than Linux, a nice value is that of the whole
+/// process, so it stays.
+fn yield_to_others() {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::process::{getpriority_process, setpriority_process};
+        // A process that was started with a greater value keeps it.
+        let nice = getpriority_process(None).map(|usual| usual.max(BACKGROUND_NICE));
+        if let Err(error) = nice.and_then(|nice| setpriority_process(None, nice)) {
+            tracing::warn!(%error, nice = BACKGROUND_NICE, "a thread in the background keeps the usual priority");
+        }
     }
 }
 
@@ -152,3 +202,6 @@ impl Drop for Thread {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

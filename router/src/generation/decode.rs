@@ -118,12 +118,13 @@ impl MediaTokens {
 }
 
 impl MediaPool {
-    /// Creates the pool of these settings.
-    pub fn new(settings: &RouterSettings) -> Self {
+    /// Creates the pool of these settings, whose threads yield to all that serves texts.
+    pub fn new(settings: &RouterSettings) -> Result<Self, Error> {
         let size =
             LaneSize { threads: settings.media_threads, queue: settings.media_queue, quantum: QUANTUM_BYTES };
         let memory = MediaMemory::new(settings.max_media_memory as u64);
-        Self { lane: WorkLane::new(size), memory, fetcher: Fetcher::default() }
+        let lane = WorkLane::in_background(size, "decode")?;
+        Ok(Self { lane, memory, fetcher: Fetcher::default() })
     }
 
     /// Fetches and decodes items that [`check`] accepts. `copies` is the number of further copies of the canonical
@@ -163,7 +164,7 @@ impl MediaPool {
 #[cfg(feature = "fuzzing")]
 pub fn decode_now(media: Vec<Media>, model: &ServedModel, copies: u32) -> Result<DecodedMedia, Error> {
     let settings = RouterSettings::default();
-    let mut lease = MediaPool::new(&settings).memory.lease(Share::default());
+    let mut lease = MediaMemory::new(settings.max_media_memory as u64).lease(Share::default());
     lease.take(media.iter().map(file_bytes).sum());
     decode_all(media, model, &settings, lease, copies)
 }

@@ -68,7 +68,7 @@ impl Generator {
         Ok(Self {
             fleet,
             pool: TextPool::new(config.tokenizer_threads, config.tokenizer_queue)?,
-            media: MediaPool::new(&config),
+            media: MediaPool::new(&config)?,
             constraints: ConstraintChecks::new(),
             permits: Permits::new(config.max_concurrent_choices),
             max_choices: config.max_concurrent_choices,

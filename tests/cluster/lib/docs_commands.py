@@ -64,7 +64,7 @@ COMMANDS = [
     (r"tests/cuda-mutants", "tests/run: a sample"),
     (r"tests/chaos --minutes 5 --shape mtls", "tests/cluster/test_chaos.py: for half a minute"),
     (r"tests/rolling .*", "tests/cluster/test_rolling.py: one upgrade of each part"),
-    (r"tests/(adoption|autoscaling|constraint-cost|fair-shares|snapshot-cost|tracing-cost)", "not run: they measure, for some minutes"),
+    (r"tests/(adoption|autoscaling|constraint-cost|fair-shares|media-steps( --draw .*)?|snapshot-cost|tracing-cost)", "not run: they measure, for some minutes"),
     (r"tests/dashboards", "tests/run: without faults"),
     (r"tests/chaos --minutes 30", "tests/cluster/test_chaos.py: for half a minute"),
     (r"tests/families( --models NAME)?", "tests/cluster/test_families.py: some models, some conditions"),

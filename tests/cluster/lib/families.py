@@ -2,7 +2,7 @@
 
 For each model and condition, the table has the greatest deviation of a logprob from Hugging Face transformers. Greedy
 tokens must be equal, and answers must have the same bits as under the first condition. The exit code is 1 if anything
-fails. A full run writes the JSON and the table in docs/families.md.
+fails. A run of all models of a table under all conditions writes its JSON and the table in docs/families.md.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import traceback
 
 from families_conditions import CONDITIONS, Run
 from families_model import FORMATS, OF_FORMATS, Model
-from families_page import BOTH_SEEDS, MODELS, RESULTS, write_page
+from families_page import BOTH_SEEDS, TABLES, results_of, write_page
 from harness import cpu_paths, machine
 
 
@@ -43,12 +43,13 @@ def measure(name, seed, conditions):
 
 def main():
     parser = argparse.ArgumentParser(prog="tests/families", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=[*MODELS, *FORMATS], metavar="MODEL", help="all families by default; or quantised checkpoints of tests/formats")
+    families = [name for models in TABLES.values() for name in models]
+    parser.add_argument("--models", nargs="*", default=families, choices=[*families, *FORMATS], metavar="MODEL", help="all families by default; or quantised checkpoints of tests/formats")
     parser.add_argument("--seeds", nargs="*", default=list(BOTH_SEEDS), choices=BOTH_SEEDS, metavar="SEED", help="both by default")
     parser.add_argument("--conditions", nargs="*", default=list(CONDITIONS), choices=list(CONDITIONS), metavar="CONDITION")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="models at a time")
     options = parser.parse_args()
-    whole = (options.models, options.seeds, options.conditions) == (list(MODELS), list(BOTH_SEEDS), list(CONDITIONS))
+    whole = (options.seeds, options.conditions) == (list(BOTH_SEEDS), list(CONDITIONS))
 
     asked = [(name, seed) for name in options.models for seed in ((OF_FORMATS,) if name in FORMATS else options.seeds)]
     models, failed = {}, 0
@@ -62,10 +63,13 @@ def main():
             for condition, why in failures.items():
                 print(f"{seed}/{name} FAILED {condition}: {why}", flush=True)
     print(f"{len(asked)} models, {failed} failures")
-    if not failed and whole:
-        RESULTS.write_text(json.dumps({"machine": machine() | {"instructions": cpu_paths()[-1]}, "models": models}, indent=1) + "\n")
+    written = [name for name, of_table in TABLES.items() if not failed and whole and set(of_table) <= set(models)]
+    for name in written:
+        of_table = {"machine": machine() | {"instructions": cpu_paths()[-1]}, "models": {model: models[model] for model in TABLES[name]}}
+        results_of(name).write_text(json.dumps(of_table, indent=1) + "\n")
+        print(f"wrote {pathlib.Path(os.path.relpath(results_of(name)))}")
+    if written:
         write_page()
-        print(f"wrote {pathlib.Path(os.path.relpath(RESULTS))}")
     return 1 if failed else 0
 
 

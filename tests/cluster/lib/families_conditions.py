@@ -3,13 +3,16 @@ by the step trace, by the number of cached tokens, or by metrics."""
 
 import dataclasses
 import json
+import os
 import pathlib
 import random
 import signal
 
+import numpy as np
 from families_model import OTHERS, PAGE_TOKENS, at_once, cached, finish, one_by_one, send
 from golden import LENGTHS
 from harness import Server, run_to_exit, wait_for
+from media_chat import SPECIAL
 from padding import SHAPES
 from streams import signal_all
 from topologies import DISAGGREGATED, all_accepted, handovers
@@ -21,6 +24,10 @@ WHOLE = ("--max-step-tokens", 2048, "--no-prefix-cache")
 SMALL_POOL, RUNNING = 36, 6
 # Number of output tokens of the requests whose worker dies, and of answers that must have begun before it dies.
 LONG_OUTPUT, BEGUN = 3500, 2
+# Numbers of streams and of their output tokens while the encoders' worker dies.
+STREAMS, STREAM_OUTPUT = 24, 60
+# The walks of a thinker. Steps of encoders have others.
+THINKER = ("prefill_text", "thinker_decode")
 # Number of tries. On a loaded machine, a death or a preemption may come too late.
 ATTEMPTS = 8
 
@@ -60,7 +67,7 @@ class Run:
 class Cluster:
     def __init__(self, run, trace, flags):
         self.run, self.trace = run, trace
-        common = ("--model", run.model.directory, "--skip-tokenizer-init", "--trace-steps", trace, *run.model.flags)
+        common = (*run.model.serve(run.directory), "--trace-steps", trace)
         self.server = Server("conductor", [*common, *flags], run.directory)
 
     def __enter__(self):
@@ -78,7 +85,11 @@ class Cluster:
         self.server.stop()
 
     def steps(self, rank=0):
-        """Returns the steps of a rank. The cluster must have stopped."""
+        """Returns the steps of a rank's thinker. The cluster must have stopped."""
+        of_thinker = lambda step: all(row["walk"] in THINKER for row in step["rows"])
+        return [step for step in self.all_steps(rank) if of_thinker(step)]
+
+    def all_steps(self, rank):
         lines = self.trace.with_name(f"{self.trace.name}.rank{rank}").read_text().splitlines()
         return [step for step in map(json.loads, lines) if "rows" in step]
 
@@ -168,7 +179,7 @@ def tensor_parallel(run):
 def expert_parallel(run):
     if run.model.has_experts:
         return ranks(run, "--ep")
-    flags = ("--workers", 2, "--tp", 2, "--ep", "--model", run.model.directory, "--skip-tokenizer-init")
+    flags = ("--workers", 2, "--tp", 2, "--ep", *run.model.serve(run.directory))
     code, log = run_to_exit("conductor", [*flags, "--http=127.0.0.1:0", "--grpc=127.0.0.1:0"], run.directory)
     assert code == 64 and "experts" in log, f"a model without experts is served with --ep: {code}, {log}"
     return None
@@ -199,7 +210,7 @@ def preempted(run, *flags):
         with cluster as server:
             others, last = run.model.others(), run.model.plain()
             before = send(server, others)
-            all_accepted(server, list(others.values()))
+            all_accepted(server, list(others.values()), run.model.length)
             answers = at_once(server, last)
             answers |= finish(others, before)
             preemptions = server.metrics()["tutti_worker_preemptions"]
@@ -239,11 +250,76 @@ def prefixes(run):
         answers.append((name, answer))
         assert hit == LENGTHS[-1] // PAGE_TOKENS * PAGE_TOKENS
         boundaries = len(set(hits) - {0})
+        answers += chats_behind_prefixes(server, run)
     return merge([run.cell({name: answer}, {}) for name, answer in answers], {"boundaries": boundaries})
 
 
+def chats_behind_prefixes(server, run):
+    """Sends each chat when nothing of it is cached, then its text with other media, then the chat again. Returns the
+    answers. Other media are no hit, and the same media are."""
+    others, answers = run.model.others(), []
+    for name, body in run.model.chats().items():
+        other = f"other {name}"
+        asked = [(name, body), (other, others[other]), (name, body)]
+        found = [cached(server, body) for _, body in asked]
+        first = int(np.argmax(run.model.golden[f"{name}.input_ids"] >= min(SPECIAL)))
+        hits, whole = [hit for _, hit in found], run.model.length(body) // PAGE_TOKENS * PAGE_TOKENS
+        assert hits[1] <= first and hits[2] == whole, f"{name}: {hits} cached tokens, media begin at {first}"
+        answers += [(name, answer) for (name, _), (answer, _) in zip(asked, found)]
+    return answers
+
+
+def apart(run, *walks):
+    """Returns the path of a topology whose encoders have a worker of their own, the first. The thinker has one worker,
+    or one for each of these walks."""
+    path = run.directory / f"apart{len(walks)}.toml"
+    groups = [f'nodes = ["thinker"]\nwalks = ["{walk}"]\n' for walk in walks] or ['nodes = ["thinker"]\n']
+    groups = [f"nodes = {json.dumps(run.model.encoders)}\n", *groups]
+    path.write_text("\n".join(f'[[group]]\nname = "group{at}"\n{group}' for at, group in enumerate(groups)))
+    return path
+
+
+def encoders_apart(run):
+    """Encoders on a worker of their own."""
+    if not run.model.takes_media:
+        return None
+    cluster = run.cluster("--topology", apart(run), "--max-step-tokens", 64)
+    with cluster as server:
+        answers = at_once(server, run.all())
+    walks = [{row["walk"] for step in cluster.all_steps(rank) for row in step["rows"]} for rank in range(2)]
+    assert walks[0] and not walks[0] & set(THINKER) and walks[1] == set(THINKER), walks
+    encoded = sum(len(step["rows"]) for step in cluster.all_steps(0))
+    return run.cell(answers, {"encoded": encoded})
+
+
+def encoders_killed(run):
+    """The encoders' worker is killed under many streams, some of which have begun while others wait for it."""
+    if not run.model.takes_media:
+        return None
+    chats = run.model.chats(STREAM_OUTPUT)
+    names = {f"other stream {at}": list(chats)[at % len(chats)] for at in range(STREAMS)}
+    requests = {stream: chats[name] for stream, name in names.items()}
+    expected, cells = {stream: run.reference[name] for stream, name in names.items()}, []
+    kept = ("--no-prefix-cache", "--encoder-cache-memory", 0)
+    with run.cluster("--topology", apart(run), "--heartbeat-timeout", 20, *kept) as server:
+        for turn in range(ATTEMPTS):
+            pid, streams = server.workers_by_rank()[0], send(server, requests)
+            wait_for("some that have begun", lambda: sum(seen > 0 for seen in streams.seen) >= BEGUN, every=0.002)
+            # A stopped worker encodes nothing more, and counts as alive for as long as all need to be accepted.
+            os.kill(pid, signal.SIGSTOP)
+            all_accepted(server, list(requests.values()) * (1 + turn), run.model.length)
+            waiting = streams.seen.count(0)
+            os.kill(pid, signal.SIGKILL)
+            cells.append(run.cell(finish(requests, streams), {}, expected))
+            wait_for("a replacement", lambda: server.workers_by_rank().get(0, pid) != pid and server.metrics()["tutti_workers_ready"] == 2)
+            if waiting:
+                return merge(cells, {"streams": STREAMS, "waiting": waiting})
+    raise AssertionError(f"in {ATTEMPTS} attempts, no stream waited for the encoders")
+
+
 def disaggregated(run):
-    with run.cluster("--topology", DISAGGREGATED, "--max-step-tokens", 64) as server:
+    topology = apart(run, *THINKER) if run.model.takes_media else DISAGGREGATED
+    with run.cluster("--topology", topology, "--max-step-tokens", 64) as server:
         requests = run.all()
         answers = at_once(server, requests)
         count = int(handovers(server))
@@ -274,7 +350,7 @@ def replayed(run):
             victims, known = server.workers(), list(requests.values()) * (2 + len(cells))
             signal_all(victims, signal.SIGSTOP)
             streams = send(server, requests)
-            all_accepted(server, known)
+            all_accepted(server, known, run.model.length)
             signal_all(victims, signal.SIGCONT)
             streams.stop_in_the_middle(victims, BEGUN)
             signal_all(victims, signal.SIGKILL)
@@ -298,6 +374,8 @@ CONDITIONS = {
     "nothing": preempted_to_nothing,
     "prefixes": prefixes,
     "disaggregated": disaggregated,
+    "apart": encoders_apart,
+    "killed": encoders_killed,
     "padded": padded,
     "replayed": replayed,
 }

@@ -7,8 +7,10 @@ import json
 import random
 
 import numpy as np
+from families_page import MEDIA
 from golden import GENERATED, LENGTHS, bound, log_softmax, pick
 from harness import GOLDENS, REPO
+from media_chat import chat, write_files
 from safetensors.numpy import load_file
 from streams import Streams
 
@@ -42,7 +44,25 @@ class Model:
             return REPO / "target/formats/goldens-kv" / self.name.removesuffix(KV_FP8)
         if self.seed == OF_FORMATS:
             return REPO / "target/formats/goldens" / self.name
-        return GOLDENS / self.seed / self.name
+        return GOLDENS / self.seed / self.name.removesuffix(MEDIA)
+
+    @property
+    def takes_media(self):
+        return self.name.endswith(MEDIA)
+
+    @property
+    def encoders(self):
+        """Names of the nodes that encode media."""
+        return ["audio_encoder", "vision_encoder"] if "omni" in self.name else ["vision_encoder"]
+
+    def serve(self, directory):
+        """Returns the arguments by which a conductor serves the model. A model with media needs files that the goldens
+        lack, in `directory`."""
+        if not self.takes_media:
+            return ("--model", self.directory, "--skip-tokenizer-init", *self.flags)
+        if not (copy := directory / "checkpoint").exists():
+            write_files(copy, self.directory)
+        return ("--model", copy, *self.flags)
 
     @property
     def flags(self):
@@ -55,6 +75,7 @@ class Model:
     @functools.cached_property
     def config(self):
         config = json.loads((self.directory / "config.json").read_text())
+        config = config.get("thinker_config", config)
         return config.get("text_config", config)
 
     @property
@@ -94,18 +115,47 @@ class Model:
         return self.golden[f"t{length}.input_ids"].tolist()
 
     def scored(self):
-        """Returns {name: request} for each prompt of the reference, with logprobs of the prompt."""
-        return {f"t{n}": GREEDY | dict(prompt=self.prompt(n), prompt_logprobs=0, max_tokens=OUTPUT) for n in LENGTHS}
+        """Returns {name: request} for each prompt of the reference, with logprobs of the prompt, and for each of its
+        chats."""
+        asked = GREEDY | dict(prompt_logprobs=0, max_tokens=OUTPUT)
+        return {f"t{n}": asked | dict(prompt=self.prompt(n)) for n in LENGTHS} | self.chats()
 
     def plain(self, output=OUTPUT):
         """Returns requests without logprobs of the prompt, so that they can use cached prefixes."""
-        return {f"t{n}": GREEDY | dict(prompt=self.prompt(n), max_tokens=output) for n in LENGTHS}
+        return {f"t{n}": GREEDY | dict(prompt=self.prompt(n), max_tokens=output) for n in LENGTHS} | self.chats(output)
+
+    def parts(self, name):
+        """Returns the parts of a chat of the reference: text in bytes, pictures, frames and sound as arrays."""
+        count = sum(key.startswith(f"{name}.part.") for key in self.golden)
+        return [self.golden[f"{name}.part.{index}"] for index in range(count)]
+
+    def chats(self, output=OUTPUT, change=lambda part: part):
+        """Returns {name: request} for each chat of the reference, whose parts `change` may replace. A model without
+        media has none."""
+        if not self.takes_media:
+            return {}
+        names = [key.removesuffix(".part.0") for key in self.golden if key.endswith(".part.0")]
+        asked = GREEDY | dict(logprobs=True, top_logprobs=GREEDY["logprobs"], max_tokens=output)
+        return {name: asked | chat(map(change, self.parts(name)), int(self.golden[f"{name}.fps"][0])) for name in sorted(names)}
+
+    def length(self, body):
+        """Returns the number of tokens of a request's prompt. A chat with other pictures has as many."""
+        if "prompt" in body:
+            return len(body["prompt"])
+        shape = lambda chat: [part["type"] for part in chat["messages"][0]["content"]]
+        [name] = [name for name, chat in self.chats().items() if shape(chat) == shape(body)]
+        return len(self.golden[f"{name}.input_ids"])
 
     def others(self):
-        """Returns {name: request} for further prompts, which share steps with those of the reference."""
+        """Returns {name: request} for further prompts, which share steps with those of the reference. Chats have the
+        texts of the reference with other media."""
         rng = random.Random(f"{self.seed}/{self.name}")
         prompts = [[rng.randrange(256) for _ in range(rng.randint(2, 200))] for _ in range(OTHERS)]
-        return {f"other {i}": GREEDY | dict(prompt=ids, max_tokens=OTHERS_OUTPUT) for i, ids in enumerate(prompts)}
+        others = {f"other {i}": GREEDY | dict(prompt=ids, max_tokens=OTHERS_OUTPUT) for i, ids in enumerate(prompts)}
+        # Texts have one dimension and bytes; sound has one and samples.
+        is_text = lambda part: part.ndim == 1 and part.dtype == np.uint8
+        chats = self.chats(OTHERS_OUTPUT, lambda part: part if is_text(part) else part[::-1])
+        return others | {f"other {name}": body for name, body in chats.items()}
 
     def prefixes(self):
         """Returns {name: request}. Each prompt ends one token after a block boundary of the longest prompt."""
@@ -184,8 +234,10 @@ def one_by_one(cluster, requests):
 
 def cached(cluster, body):
     """Returns (the answer, the number of cached tokens of its prompt)."""
-    got = cluster.complete(**body)
+    got = cluster.chat(**body) if "messages" in body else cluster.complete(**body)
     choice, details = got["choices"][0], got["usage"].get("prompt_tokens_details") or {}
     logprobs = choice["logprobs"]
-    answer = Answer(choice["token_ids"], logprobs["token_logprobs"], logprobs["top_logprobs"], [])
-    return answer, details.get("cached_tokens", 0)
+    columns = [logprobs.get(name) for name in ("token_logprobs", "top_logprobs")]
+    if content := logprobs.get("content"):
+        columns = [[token[name] for token in content] for name in ("logprob", "top_logprobs")]
+    return Answer(choice["token_ids"], *columns, []), details.get("cached_tokens", 0)

@@ -6,10 +6,12 @@ import pathlib
 import re
 
 REPO = pathlib.Path(__file__).resolve().parents[3]
-RESULTS = REPO / "tests/bench/results/families.json"
+RESULTS = REPO / "tests/bench/results"
 PAGE = REPO / "docs/families.md"
-BEGIN, END = "<!-- table: tests/families -->", "<!-- end of table -->"
+END = "<!-- end of table -->"
 BOTH_SEEDS = ("seed0", "seed1")
+# End of the names of golden models that are served with their encoders.
+MEDIA = "-media"
 # {golden model: the published model of which it is a small version}
 MODELS = {
     "qwen3": "Qwen3",
@@ -27,6 +29,16 @@ MODELS = {
     "qwen3_5_moe": "Qwen3.5-MoE",
     "qwen3_5_moe_text": "Qwen3.5-MoE, text alone",
 }
+# The same of golden models that are served with their encoders.
+WITH_MEDIA = {
+    f"qwen3_vl{MEDIA}": "Qwen3-VL",
+    f"qwen3_vl_moe{MEDIA}": "Qwen3-VL-MoE",
+    f"qwen3_5{MEDIA}": "Qwen3.5",
+    f"qwen3_5_moe{MEDIA}": "Qwen3.5-MoE",
+    f"qwen3_omni{MEDIA}": "Qwen3-Omni's thinker",
+}
+# {name of a table: its models}. The name is that of the file with the results, too.
+TABLES = {"families": MODELS, "families_media": WITH_MEDIA}
 COLUMNS = {
     "whole": "whole prompt",
     "mixed": "mixed",
@@ -41,6 +53,7 @@ COLUMNS = {
     "padded": "padded",
     "replayed": "replayed",
 }
+COLUMNS_OF_MEDIA = {"apart": "encoders apart", "killed": "encoders killed"}
 
 
 def cell(seeds, condition):
@@ -51,14 +64,15 @@ def cell(seeds, condition):
     return worst + (" =" if all(one["same_bits"] for one in cells) else "")
 
 
-def table(results):
-    """Yields the lines of the table: one row per model, one column per condition."""
+def table(name, results):
+    """Yields the lines of a table: one row per model, one column per condition."""
     models = results["models"]
-    assert set(models) == set(MODELS), "tests/families ran on other models"
-    yield f"| model | {' | '.join(COLUMNS.values())} |"
-    yield "|---" * (1 + len(COLUMNS)) + "|"
-    for name, title in MODELS.items():
-        yield f"| {title} | {' | '.join(cell(models[name], condition) for condition in COLUMNS)} |"
+    assert set(models) == set(TABLES[name]), "tests/families ran on other models"
+    columns = COLUMNS | (COLUMNS_OF_MEDIA if TABLES[name] is WITH_MEDIA else {})
+    yield f"| model | {' | '.join(columns.values())} |"
+    yield "|---" * (1 + len(columns)) + "|"
+    for model, title in TABLES[name].items():
+        yield f"| {title} | {' | '.join(cell(models[model], condition) for condition in columns)} |"
     poisoned = all(run["poisoned"] for seeds in models.values() for run in seeds.values())
     counts = [run["cells"] for seeds in models.values() for run in seeds.values()]
     total = lambda condition, count: sum(cells[condition]["proof"][count] for cells in counts)
@@ -71,24 +85,40 @@ def table(results):
     )
 
 
-def with_table(page, results):
-    """Returns the page with the table of these results."""
-    head, _, rest = page.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    assert tail, f"docs/families.md has no {BEGIN} … {END}"
-    return f"{head}{BEGIN}\n" + "\n".join(table(results)) + f"\n{END}{tail}"
+def results_of(name):
+    """Path of the results of a table."""
+    return RESULTS / f"{name}.json"
+
+
+def lines(name):
+    """Returns the lines of a table, or a line that says that no whole run has written it."""
+    if not results_of(name).exists():
+        return ["No whole run of these models has been kept yet."]
+    return list(table(name, json.loads(results_of(name).read_text())))
+
+
+def with_tables(page):
+    """Returns the page with the tables of all results."""
+    for name in TABLES:
+        begin = f"<!-- table: {name} of tests/families -->"
+        head, _, rest = page.partition(begin)
+        _, _, tail = rest.partition(END)
+        assert tail, f"docs/families.md has no {begin} … {END}"
+        page = f"{head}{begin}\n" + "\n".join(lines(name)) + f"\n{END}{tail}"
+    return page
 
 
 def write_page():
-    PAGE.write_text(with_table(PAGE.read_text(), json.loads(RESULTS.read_text())))
+    PAGE.write_text(with_tables(PAGE.read_text()))
 
 
 def problems():
     """Yields problems for tests/check-docs: a golden model that the table lacks, or a page that differs from the JSON.
     """
     generated = " ".join(re.findall(r'^models\+?="(.*)"', (REPO / "tests/goldens/generate").read_text(), re.M)).split()
-    for name in set(MODELS) ^ set(generated):
-        yield f"tests/cluster/lib/families_page.py: {name} is either not in MODELS or not in tests/goldens/generate"
+    compared = {name.removesuffix(MEDIA) for models in TABLES.values() for name in models}
+    for name in compared ^ set(generated):
+        yield f"tests/cluster/lib/families_page.py: {name} is either in no table or not in tests/goldens/generate"
     page = PAGE.read_text()
-    if page != with_table(page, json.loads(RESULTS.read_text())):
-        yield "docs/families.md: the table is not that of tests/bench/results/families.json; tests/families writes both"
+    if page != with_tables(page):
+        yield "docs/families.md: a table is not that of tests/bench/results/families*.json; tests/families writes both"

@@ -26,8 +26,8 @@ TEMPLATE = """{%- for message in messages %}{{- '<|im_start|>' + message['role']
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
 
 
-def write(directory):
-    """Writes the checkpoint. Returns the arguments of a conductor that serves it."""
+def write_texts(directory):
+    """Makes the directory, and writes the tokenizer and the template. Returns the ids of the media's tokens by name."""
     directory.mkdir()
     tokenizer = json.loads((SHIPPED / "tokenizer.json").read_text())
     added = [tokenizer["added_tokens"][0] | {"id": FIRST_TOKEN + n, "content": name} for n, name in enumerate(TOKENS)]
@@ -38,7 +38,29 @@ def write(directory):
     settings["chat_template"] = TEMPLATE
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     (directory / "generation_config.json").symlink_to(SHIPPED / "generation_config.json")
-    ids = {name.strip("<|>"): FIRST_TOKEN + n for n, name in enumerate(TOKENS)}
+    return {name.strip("<|>"): FIRST_TOKEN + n for n, name in enumerate(TOKENS)}
+
+
+def write_preprocessor(directory):
+    preprocessor = dict(patch_size=PATCH, merge_size=MERGE, temporal_patch_size=2, min_pixels=64, max_pixels=65536, image_mean=[0.5] * 3, image_std=[0.5] * 3)
+    preprocessor |= dict(feature_extractor_type="WhisperFeatureExtractor", feature_size=16)
+    (directory / "preprocessor_config.json").write_text(json.dumps(preprocessor))
+
+
+def write_simulated(directory, **more):
+    """Writes a checkpoint for the simulated device, which takes pictures, and files of sound as they are. Returns the
+    arguments of a conductor that serves it."""
+    ids = write_texts(directory)
+    config = dict(architectures=["Qwen3OmniMoeForConditionalGeneration"], vocab_size=FIRST_TOKEN + 16, max_position_embeddings=16384, eos_token_id=1023)
+    config |= dict(vision_config=dict(patch_size=PATCH, spatial_merge_size=MERGE, out_hidden_size=64), image_token_id=ids["image_pad"])
+    (directory / "config.json").write_text(json.dumps(config | more))
+    write_preprocessor(directory)
+    return "--device", "sim", "--model", directory
+
+
+def write(directory):
+    """Writes the checkpoint. Returns the arguments of a conductor that serves it."""
+    ids = write_texts(directory)
     text = dict(vocab_size=FIRST_TOKEN + 16, hidden_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=32)
     text |= dict(intermediate_size=96, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, max_position_embeddings=4096)
     text |= dict(eos_token_id=1023, rope_scaling=dict(rope_type="default", mrope_section=[8, 4, 4]))
@@ -49,9 +71,7 @@ def write(directory):
     thinker |= dict(vision_start_token_id=ids["vision_start"], vision_end_token_id=ids["vision_end"])
     config = dict(architectures=["Qwen3OmniMoeForConditionalGeneration"], thinker_config=thinker)
     (directory / "config.json").write_text(json.dumps(config))
-    preprocessor = dict(patch_size=PATCH, merge_size=MERGE, temporal_patch_size=2, min_pixels=64, max_pixels=65536, image_mean=[0.5] * 3, image_std=[0.5] * 3)
-    preprocessor |= dict(feature_extractor_type="WhisperFeatureExtractor", feature_size=16)
-    (directory / "preprocessor_config.json").write_text(json.dumps(preprocessor))
+    write_preprocessor(directory)
     return "--model", directory, "--load-format", "dummy"
 
 

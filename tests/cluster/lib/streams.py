@@ -6,12 +6,13 @@ import signal
 import time
 
 import httpx
-from harness import events, wait_for
+from harness import events, wait_for, whole_lines
 
 
 class Streams:
-    """Streams that are read concurrently, each on a separate thread. `stopped` are process ids of workers. These
-    workers stay stopped until `stop_in_the_middle`, so that no answer can end before that call."""
+    """Streams that are read concurrently, each on a separate thread. Chats go to their own path. `stopped` are process
+    ids of workers. These workers stay stopped until `stop_in_the_middle`, so that no answer can end before that call.
+    """
 
     def __init__(self, cluster, path, bodies, stopped=()):
         self.cluster, self.path = cluster, path
@@ -26,9 +27,10 @@ class Streams:
         # TLS verification is off, because reading the system's certificates takes longer than many answers.
         with httpx.Client(base_url=self.cluster.url, timeout=120, verify=False) as client:
             body = {"model": self.cluster.model, "stream": True, "stream_options": {"include_usage": True}} | body
-            with client.stream("POST", self.path, json=body) as response:
+            path = "/v1/chat/completions" if "messages" in body else self.path
+            with client.stream("POST", path, json=body) as response:
                 assert response.status_code == 200, response.read()
-                for event in events(response.iter_lines()):
+                for event in events(whole_lines(response)):
                     assert "error" not in event, event
                     merge(answer, event)
                     self.seen[index] = max((len(c["token_ids"]) for c in answer["choices"].values()), default=0)
@@ -85,6 +87,9 @@ def merge(answer, event):
         if choice.get("finish_reason"):
             merged["ends"].append((choice["finish_reason"], choice.get("stop_reason")))
         merged["prompt"] += choice.get("prompt_logprobs") or []
-        if logprobs := choice.get("logprobs"):
+        logprobs = choice.get("logprobs") or {}
+        if content := logprobs.get("content"):
+            merged["logprobs"] += [[token["token"], token["logprob"], token["top_logprobs"]] for token in content]
+        elif logprobs:
             columns = [logprobs[k] for k in ("tokens", "token_logprobs", "top_logprobs", "text_offset") if logprobs.get(k)]
             merged["logprobs"] += [list(row) for row in zip(*columns)]

@@ -13,9 +13,10 @@ def handovers(cluster):
     return cluster.metrics().get("tutti_request_handovers_total", 0)
 
 
-def all_accepted(cluster, bodies):
-    """Waits until all requests are accepted. No request is accepted while a role has no worker."""
-    prompts = sum(len(body["prompt"]) for body in bodies)
+def all_accepted(cluster, bodies, length=lambda body: len(body["prompt"])):
+    """Waits until all requests are accepted. No request is accepted while a role has no worker. `length` returns the
+    number of tokens of a request's prompt."""
+    prompts = sum(map(length, bodies))
     wait_for("all accepted", lambda: cluster.metrics().get("tutti_prompt_tokens_total", 0) >= prompts, every=0.005)
 
 

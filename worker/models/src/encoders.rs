@@ -31,6 +31,8 @@ const MAX_CALL_TOKENS: usize = 4096;
 pub(crate) struct EncoderRules {
     pub vision: &'static VisionNames,
     pub videos: VideoRule,
+    /// True if the vision encoder may give features for the thinker's first layers (*deepstack*).
+    pub features: bool,
 }
 
 /// The form of a video in a family's prompts.
@@ -118,7 +120,7 @@ impl Encoders {
         let vision = match vision.is_missing() {
             true => None,
             false => {
-                let config = VisionConfig::read(&vision, true, hidden, dtype)?;
+                let config = VisionConfig::read(&vision, rules.features, hidden, dtype)?;
                 let per_second = match rules.videos {
                     // Classes of the reference have different defaults, so a config must say it.
                     VideoRule::Timed => top.need(&ranges::POSITION_ID_PER_SECONDS)? as f32,

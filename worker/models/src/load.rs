@@ -88,7 +88,12 @@ pub fn load<D: DecoderDevice>(
         }
         Variant::Qwen35(variant) => {
             let config = qwen3_5::Config::parse(file, variant)?;
-            Box::new(architecture::load(config, architecture, checkpoint, device, progress)?)
+            match Encoders::read(checkpoint, &file.keys(), &config.text, &qwen3_5::ENCODERS, &device)? {
+                Some(encoders) => {
+                    with_encoders::load((config, &encoders), architecture, checkpoint, device, progress)?
+                }
+                None => Box::new(architecture::load(config, architecture, checkpoint, device, progress)?),
+            }
         }
         #[cfg(feature = "media-test-model")]
         Variant::MediaTest => {

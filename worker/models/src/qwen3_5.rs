@@ -1,10 +1,10 @@
-//! Qwen3.5 for text: a pre-norm decoder with two kinds of layers. Most layers have a gated delta net, whose state is in
+//! Qwen3.5: a pre-norm decoder with two kinds of layers. Most layers have a gated delta net, whose state is in
 //! slots. The other layers have grouped-query attention, whose output is multiplied by a sigmoid gate. Checkpoints
 //! store a norm's weight as its difference from 1. Rotation covers a part of each head. In Qwen3.5-MoE each MLP is a
 //! mixture of experts plus a shared expert, which a sigmoid gate scales.
 //!
 //! Paper of the delta net: Yang, Kautz, Hatamizadeh, "Gated Delta Networks", arXiv:2412.06464. Reference: transformers
-//! `models/qwen3_5/modeling_qwen3_5.py`. From a checkpoint with a vision encoder, only the text model is loaded.
+//! `models/qwen3_5/modeling_qwen3_5.py`.
 
 mod config;
 mod weights;
@@ -26,7 +26,9 @@ use crate::{
     architecture::{Architecture, Needs},
     config::text::TextConfig,
     decoder::{LayerStep, Layers, SlotPlane, TextShape},
+    encoders::{EncoderRules, VideoRule},
     experts::{ExpertLayout, ExpertMixer, ExpertShape},
+    vision,
     weights::{Loader, TensorSpec, Values},
 };
 
@@ -43,6 +45,10 @@ pub(crate) const DENSE: Variant = Variant { name: "Qwen3.5", experts: false };
 
 /// Qwen3.5-MoE. Reference: transformers `models/qwen3_5_moe/modeling_qwen3_5_moe.py`.
 pub(crate) const MOE: Variant = Variant { name: "Qwen3.5-MoE", experts: true };
+
+/// Rules of media. The vision encoder is that of Qwen3-VL without features.
+pub(crate) const ENCODERS: EncoderRules =
+    EncoderRules { vision: &vision::VL, videos: VideoRule::Stamped, features: false };
 
 /// Index of the first of the delta nets' three slot planes.
 const PLANE: usize = 0;

@@ -17,9 +17,9 @@
 //! A step's results are computed when the step is enqueued, but the step takes time on a timeline ([`clock`]). The host
 //! continues while the simulated device is busy, and gets the results when the step has ended.
 
-mod audio;
 mod clock;
 mod digest;
+mod encoders;
 mod planes;
 mod rule;
 #[cfg(feature = "media-test-model")]
@@ -33,12 +33,13 @@ use std::{
 };
 
 use tutti_kernels::{DeviceError, PageId, RowInputs, SampleRow, Sampled, SlotId, StepInputs, TokenScore};
-use tutti_proto::declaration::{DeclarationError, ModelDeclaration, Plane, PlaneKind, WalkId};
+use tutti_proto::declaration::{DeclarationError, ModelDeclaration, NodeId, Plane, PlaneKind, WalkId};
 use tutti_settings::SimSettings;
 
 pub use self::clock::SimMeter;
 use self::{
     clock::SimClock,
+    encoders::Encoders,
     planes::{DIGEST_BYTES, SimPlanes},
     rule::Rule,
 };
@@ -46,14 +47,8 @@ use crate::{
     EncoderItem, LoadError, Model, PageLayout, PausedPages, PlaneLayout, PlaneStorage, Section, StepHook,
     config::{ConfigFile, eos_token_ids, ranges},
     model::{EmbeddedRows, Limits, LogitRequests, LogitResults, WantedRows},
-    thinker::{self, AUDIO_ENCODER, Audio, HeldNodes, KV_PLANE},
+    thinker::{self, HeldNodes, KV_PLANE},
 };
-
-/// The nodes that a simulated model holds.
-struct Holds {
-    thinker: bool,
-    encoder: bool,
-}
 
 /// Interval between two runs of the step hook in a step, if the hook may have work.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -61,12 +56,13 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// Name of the plane of digests in slots.
 const STATE_PLANE: &str = "state";
 
-/// A simulated thinker, and an encoder if the checkpoint's config has one.
+/// A simulated thinker, and encoders if the checkpoint's config has some.
 struct Sim {
     declaration: ModelDeclaration,
-    holds: Holds,
-    /// The encoder; `None` if the model takes only text.
-    audio: Option<Audio>,
+    has_thinker: bool,
+    encoders: Encoders,
+    /// The walks of the encoders that this model holds.
+    encodes: Vec<WalkId>,
     limits: Limits,
     rule: Rule,
     settings: SimSettings,
@@ -111,7 +107,7 @@ pub struct SimOptions<'a> {
     pub settings: &'a SimSettings,
 }
 
-/// Loads a simulated model. Vocabulary size, context length, end-of-sequence ids and audio input come from a
+/// Loads a simulated model. Vocabulary size, context length, end-of-sequence ids and inputs of media come from a
 /// checkpoint's config.
 pub fn load(options: &SimOptions<'_>) -> Result<Box<dyn Model>, LoadError> {
     load_metered(options).map(|(model, _)| model)
@@ -129,21 +125,29 @@ pub(crate) fn load_file(
 ) -> Result<(Box<dyn Model>, Arc<SimMeter>), LoadError> {
     let SimOptions { dir, max_step_tokens, page_tokens, nodes, rank, settings } = *options;
     let keys = file.keys();
-    let (text, audio) = (thinker::declaration(page_tokens, DIGEST_BYTES)?, audio::read(&keys)?);
-    let held = HeldNodes::of(nodes);
-    let holds = match audio {
-        Some(_) => Holds { thinker: held.thinker(), encoder: held.holds(AUDIO_ENCODER) },
-        None => Holds { thinker: true, encoder: false },
-    };
+    let text = thinker::declaration(page_tokens, DIGEST_BYTES)?;
     let text = if settings.state { with_state(&text)? } else { text };
+    let (held, encoders) = (HeldNodes::of(nodes), Encoders::read(&keys, dir)?);
+    let declared = encoders.declared();
+    let has_thinker = declared.is_empty() || held.thinker();
+    let declaration = match declared.is_empty() {
+        true => text,
+        false => thinker::with_encoders(&text, declared)?,
+    };
+    let is_held = |walk: WalkId| {
+        let nodes = declaration.walk(walk).map_or(&[][..], |walk| &walk.nodes);
+        let name = |node: &NodeId| declaration.nodes().get(node.0 as usize);
+        nodes.iter().all(|node| name(node).is_some_and(|name| held.holds(name)))
+    };
+    let encodes = declaration.media().iter().map(|input| input.walk).filter(|walk| is_held(*walk)).collect();
     let vocab_size = keys.need(&ranges::VOCAB_SIZE)?;
     let clock = SimClock::new(settings, rank);
     let meter = Arc::clone(clock.meter());
     let sim = Sim {
-        declaration: audio
-            .map_or(Ok(text.clone()), |audio| thinker::with_encoders(&text, vec![audio.into()]))?,
-        holds,
-        audio,
+        declaration,
+        has_thinker,
+        encoders,
+        encodes,
         limits: Limits {
             vocab_size,
             max_context_tokens: keys.need(&ranges::MAX_POSITION_EMBEDDINGS)?,
@@ -243,7 +247,7 @@ impl Model for Sim {
     }
 
     fn has_thinker(&self) -> bool {
-        self.holds.thinker
+        self.has_thinker
     }
 
     fn encode(
@@ -252,25 +256,23 @@ impl Model for Sim {
         items: &[EncoderItem<'_>],
         out: &mut Vec<f32>,
     ) -> Result<(), DeviceError> {
-        match self.audio {
-            Some(audio) if self.holds.encoder && self.declaration.encodes(walk) => {
-                let tokens = items.iter().map(|item| item.data.len().div_ceil(audio.bytes_per_token)).sum();
-                let row = RowInputs {
-                    first_token: 0,
-                    tokens,
-                    start: 0,
-                    slot: SlotId::NULL,
-                    continues: false,
-                    block_table: &[],
-                };
-                let number = self.begin(None)?;
-                let end = self.clock.enqueue(&[row], 0);
-                self.wait(number, end, None)?;
-                audio::encode(items, audio, out);
-                Ok(())
-            }
-            _ => Err(DeviceError::Misuse(format!("walk {walk} passes no encoder of this worker"))),
+        if !self.encodes.contains(&walk) {
+            return Err(DeviceError::Misuse(format!("walk {walk} passes no encoder of this worker")));
         }
+        let tokens = self.encoders.tokens(items)?;
+        let row = RowInputs {
+            first_token: 0,
+            tokens,
+            start: 0,
+            slot: SlotId::NULL,
+            continues: false,
+            block_table: &[],
+        };
+        let number = self.begin(None)?;
+        let end = self.clock.enqueue(&[row], 0);
+        self.wait(number, end, None)?;
+        encoders::encode(items, tokens, out);
+        Ok(())
     }
 
     fn forward(
@@ -357,12 +359,13 @@ impl Sim {
 
     /// Computes the digests of a step that has been checked.
     fn run(&mut self, inputs: &StepInputs<'_>, embeddings: &[EmbeddedRows<'_>]) -> Result<(), DeviceError> {
-        let width = self.audio.map_or(1, |audio| audio.width);
         let rule = &self.rule;
         let planes = self.planes.as_mut().ok_or_else(no_planes)?;
         let mut meanings = embeddings
             .iter()
-            .flat_map(|rows| (rows.first_token..).zip(rows.values.chunks(width).map(audio::meaning)))
+            .flat_map(|rows| {
+                (rows.first_token..).zip(rows.values.chunks(encoders::WIDTH).map(encoders::meaning))
+            })
             .peekable();
         let mut wanted = inputs.logit_rows.iter().copied().peekable();
         self.hidden.clear();

@@ -91,7 +91,7 @@ pub(super) async fn decode_with(
 pub(super) fn pool(change: impl FnOnce(&mut RouterSettings)) -> MediaPool {
     let mut settings = RouterSettings::default();
     change(&mut settings);
-    MediaPool::new(&settings)
+    MediaPool::new(&settings).unwrap()
 }
 
 pub(super) fn held(pool: &MediaPool) -> u64 {

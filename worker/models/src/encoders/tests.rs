@@ -86,6 +86,33 @@ fn encoders_are_nodes_with_a_walk_per_kind_of_media() {
 }
 
 #[test]
+fn qwen3_5_has_a_vision_encoder_without_features() {
+    let dir = checkpoint();
+    let vision = json!({"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 4,
+        "num_position_embeddings": 36, "out_hidden_size": 64});
+    let mut config = json!({"architectures": ["Qwen3_5ForConditionalGeneration"], "vision_config": vision,
+        "dtype": "float32", "image_token_id": 301, "video_token_id": 302, "vision_start_token_id": 303,
+        "vision_end_token_id": 304, "text_config": {"vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 4,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 96,
+            "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16, "max_position_embeddings": 512,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "mrope_section": [2, 1, 1]}}});
+    fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    let mut model = loaded(dir.path(), None).unwrap();
+    assert_eq!(model.declaration().nodes(), ["thinker", VISION_ENCODER]);
+    let media: Vec<_> = model.declaration().media().iter().map(|input| (input.kind, input.width)).collect();
+    assert_eq!(media, [(MediaKind::Image, 64), (MediaKind::Video, 64)]);
+    let (image, grid) = (pixels(1, 0), MediaGrid { frames: 1, height: 4, width: 6 });
+    let rows = encode(&mut *model, MediaKind::Image, &[EncoderItem { data: &image, grid: Some(grid) }]);
+    assert_eq!(rows.unwrap().len(), 6 * 64);
+    // A thinker that knows no axes would give pictures the positions of text.
+    config["text_config"]["rope_parameters"] = json!({"rope_type": "default"});
+    fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    let error = loaded(dir.path(), None).err().unwrap().to_string();
+    assert!(error.contains("mrope_section"), "{error}");
+}
+
+#[test]
 fn an_encoder_gives_the_same_bits_alone_and_beside_the_thinker() {
     let dir = checkpoint();
     let mut whole = loaded(dir.path(), None).unwrap();

@@ -14,7 +14,7 @@ use crate::{
     LoadError,
     architecture::Architecture,
     audio::AudioConfig,
-    config::{ConfigFile, keys::Keys, ranges},
+    config::{ConfigFile, keys::Keys, ranges, text::TextConfig},
     decoder::TextShape,
     experts::ExpertLayout,
     llama, qwen3_5,
@@ -25,9 +25,9 @@ use crate::{
 const FEW_EXPERTS: usize = 256;
 
 /// Returns sound configs of a family. One config is plain. Other configs have RoPE keys, in `rope_scaling` or in
-/// `rope_parameters`. If checkpoints of the family may have a vision encoder, one config has the text model's keys
-/// under `text_config`. If all of them have one, all configs have the keys there. All configs contain keys of all
-/// families, because a family ignores the keys of others.
+/// `rope_parameters`. If checkpoints of the family may have a vision encoder, two configs have the text model's keys
+/// under `text_config`, one of them beside such an encoder. If all of them have one, all configs have the keys there.
+/// All configs contain keys of all families, because a family ignores the keys of others.
 pub(crate) fn samples(family: &Family) -> Vec<Value> {
     let plain = json!({
         "architectures": [family.architecture], "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96,
@@ -54,7 +54,12 @@ pub(crate) fn samples(family: &Family) -> Vec<Value> {
     ];
     match family.variant {
         Variant::Qwen35(_) => {
+            let sections = json!({"mrope_section": [2, 1, 1], "rope_theta": 1e7});
             all.push(json!({"architectures": [family.architecture], "text_config": plain}));
+            all.push(json!({
+                "architectures": [family.architecture], "text_config": with("rope_parameters", sections),
+                "vision_config": {"out_hidden_size": 64, "depth": 3},
+            }));
             all
         }
         Variant::Llama(variant) if variant.pictures => {
@@ -84,11 +89,15 @@ pub(crate) fn examine(family: &Family, file: &ConfigFile, dir: &Path) -> Result<
         Variant::Llama(variant) => {
             let config = llama::Config::parse(file, variant)?;
             if variant.pictures {
-                encoders(&config.encoder_keys(file)?, &config)?;
+                encoders(&config.encoder_keys(file)?, &config.text, true)?;
             }
             declare(config, dir)
         }
-        Variant::Qwen35(variant) => declare(qwen3_5::Config::parse(file, variant)?, dir),
+        Variant::Qwen35(variant) => {
+            let config = qwen3_5::Config::parse(file, variant)?;
+            encoders(&file.keys(), &config.text, qwen3_5::ENCODERS.features)?;
+            declare(config, dir)
+        }
         #[cfg(feature = "media-test-model")]
         Variant::MediaTest => declare(media_test::parse(file)?.0, dir),
         #[cfg(feature = "hybrid-test-model")]
@@ -96,12 +105,13 @@ pub(crate) fn examine(family: &Family, file: &ConfigFile, dir: &Path) -> Result<
     }
 }
 
-/// Reads the configs of a family's encoders. `keys` holds their objects.
-fn encoders(keys: &Keys<'_>, config: &llama::Config) -> Result<(), LoadError> {
-    let (hidden, dtype) = (config.text.hidden_size, config.text.dtype);
+/// Reads the configs of a family's encoders. `keys` holds their objects. `has_features` is true in a family with
+/// deepstack.
+fn encoders(keys: &Keys<'_>, text: &TextConfig, has_features: bool) -> Result<(), LoadError> {
+    let (hidden, dtype) = (text.hidden_size, text.dtype);
     let (vision, audio) = (keys.section(ranges::VISION_CONFIG)?, keys.section(ranges::AUDIO_CONFIG)?);
     if !vision.is_missing() {
-        let vision = VisionConfig::read(&vision, true, hidden, dtype)?;
+        let vision = VisionConfig::read(&vision, has_features, hidden, dtype)?;
         assert!(vision.row_width() >= hidden && vision.head_dim() > 0 && vision.pixels_of_patch() > 0);
     }
     if !audio.is_missing() {

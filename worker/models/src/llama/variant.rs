@@ -163,7 +163,7 @@ pub(crate) const QWEN3_VL: Variant = Variant {
     windows: Windows::Never,
     names: BESIDE_VISION,
     pictures: true,
-    encoders: Some(&EncoderRules { vision: &vision::VL, videos: VideoRule::Stamped }),
+    encoders: Some(&EncoderRules { vision: &vision::VL, videos: VideoRule::Stamped, features: true }),
     defaults: TextDefaults { kv_heads: Some(32), head_dim: Some(128), max_position_embeddings: 128_000 },
     theta: 500_000.0,
     ..QWEN3
@@ -194,7 +194,7 @@ pub(crate) const QWEN3_OMNI: Variant = Variant {
         prefix: "thinker.model.",
         lm_head: "thinker.lm_head.weight",
     },
-    encoders: Some(&EncoderRules { vision: &vision::OMNI, videos: VideoRule::Timed }),
+    encoders: Some(&EncoderRules { vision: &vision::OMNI, videos: VideoRule::Timed, features: true }),
     defaults: TextDefaults { kv_heads: Some(4), head_dim: None, max_position_embeddings: 32_768 },
     theta: 1_000_000.0,
     ..QWEN3_VL

@@ -70,6 +70,10 @@ impl Config {
         let mut text = TextConfig::read(&keys, &top, DEFAULTS)?;
         let layers = layers(&keys, text.layers)?;
         let rope = RopeTables::read(&keys, &["full_attention"], text.max_context, ROPE)?;
+        let rope = match top.section(ranges::VISION_CONFIG)?.is_missing() {
+            true => rope,
+            false => rope.on_three_axes(&keys)?,
+        };
         text.max_context = rope.max_context(text.max_context);
         let rope = rope.frequencies(text.head_dim).map_err(|problem| file.invalid(problem))?.remove(0);
         keys.refuse(&ranges::ATTENTION_BIAS)?;

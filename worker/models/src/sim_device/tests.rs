@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tutti_kernels::{PageId, SamplingParams, SlotCopy};
+use tutti_proto::cluster::v1::{MediaGrid, MediaKind};
 use tutti_settings::SimProfile;
 
 use super::*;
@@ -205,6 +206,30 @@ fn faults_come_where_they_are_asked_for() {
     assert_eq!(failed(&SimSettings { fail_on_token: Some(9), ..settings() }), [0usize; 0]);
     let lost = outcomes(&SimSettings { lose_after: Some(3), ..settings() });
     assert!(matches!(lost[..], [None, None, None, None, Some(DeviceError::Lost(_))]), "{lost:?}");
+}
+
+#[test]
+fn a_picture_has_the_tokens_of_its_grid() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = r#"{"vocab_size": 50, "max_position_embeddings": 12, "image_token_id": 7, "audio_token_id": 8,
+        "audio_bytes_per_token": 2, "vision_config": {"patch_size": 2, "out_hidden_size": 64}}"#;
+    std::fs::write(dir.path().join("config.json"), config).unwrap();
+    let load = |nodes: Option<&[String]>| load(&options(dir.path(), &settings(), nodes)).unwrap();
+    assert_eq!(load(None).declaration().media().len(), 1, "a model without a preprocessor takes no pictures");
+    let preprocessor = r#"{"patch_size": 2, "merge_size": 2, "temporal_patch_size": 2, "min_pixels": 16,
+        "max_pixels": 64, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}"#;
+    std::fs::write(dir.path().join("preprocessor_config.json"), preprocessor).unwrap();
+    let (mut encoder, mut of_sound) =
+        (load(Some(&["vision_encoder".into()])), load(Some(&["audio_encoder".into()])));
+    let inputs: Vec<_> = encoder.declaration().media().iter().map(|input| (input.kind, input.walk)).collect();
+    let [(MediaKind::Audio, sound), (MediaKind::Image, picture)] = inputs[..] else { panic!("{inputs:?}") };
+    let item = |data| EncoderItem { data, grid: Some(MediaGrid { frames: 1, height: 2, width: 4 }) };
+    let (mut rows, mut other) = (Vec::new(), Vec::new());
+    encoder.encode(picture, &[item(&[1; 96])], &mut rows).unwrap();
+    encoder.encode(picture, &[item(&[2; 96])], &mut other).unwrap();
+    assert!(rows.len() == 2 * 4 && other.len() == 2 * 4 && rows != other);
+    assert!(!encoder.has_thinker() && encoder.encode(sound, &[(&[1u8][..]).into()], &mut rows).is_err());
+    assert!(of_sound.encode(picture, &[item(&[1; 96])], &mut rows).is_err());
 }
 
 #[test]
