@@ -20,6 +20,10 @@ const MAX_OVERRUN: f64 = 1.25;
 /// How much longer, as a factor, the prefill of one share may make a step in which another share decodes. With 2.5 the
 /// share that decodes beside a flood keeps 40 percent of its speed, and the flood has 60 percent of the time.
 const SLOWER: f64 = 2.5;
+/// In one of so many consecutive steps with prefill beside decodes, no share has prefill beside the decodes of another
+/// one, so that the time of the decodes alone is measured. Without such steps among the last ones, all of which are
+/// alike, the estimate would take more and more of a step's time for that of the decodes. `step_time` remembers 16.
+const MEASURED_EVERY: u32 = 8;
 
 /// The target for the duration of steps with decodes, and the measurements that determine how many prefill tokens meet
 /// this target.
@@ -31,13 +35,15 @@ pub(crate) struct Pace {
     overrun: f64,
     /// Largest number of tokens that any step so far has prefilled.
     most_prefill: usize,
+    /// Number of steps since the last one that had decodes alone.
+    mixed: u32,
 }
 
 impl Pace {
     /// Makes a pace with `target` as the maximum duration of a step with decodes. Without a target, prefill is not
     /// bounded.
     pub fn new(target: Option<Duration>) -> Self {
-        Self { target, time: StepTime::default(), overrun: MAX_OVERRUN, most_prefill: 0 }
+        Self { target, time: StepTime::default(), overrun: MAX_OVERRUN, most_prefill: 0, mixed: 0 }
     }
 
     /// Records the duration of a step.
@@ -46,6 +52,11 @@ impl Pace {
             // Before the first observation the estimate is 0, so this quotient is infinite and the next line clamps it.
             let overrun = took.as_secs_f64() / self.time.of(work);
             self.overrun = overrun.min(MAX_OVERRUN).max(1.0 + (self.overrun - 1.0) * DECAY);
+        }
+        match (work.decodes(), work.prefill()) {
+            (0, _) => (),
+            (_, 0) => self.mixed = 0,
+            _ => self.mixed = self.mixed.wrapping_add(1),
         }
         self.most_prefill = self.most_prefill.max(work.prefill());
         self.time.observe(work, took);
@@ -59,10 +70,14 @@ impl Pace {
     }
 
     /// The prefill that one share may have in a step with these decodes, among which are some of another share: at
-    /// least `least` tokens. Unbounded before the first measurement.
+    /// least `least` tokens, or none if this step measures the decodes. Unbounded before the first measurement.
     pub fn allowance_beside(&self, decodes: &Work, least: usize) -> Allowance {
         let alone = self.time.of(decodes);
-        if alone > 0.0 { self.within(SLOWER * alone, decodes, least) } else { Allowance::ALL }
+        match self.mixed % MEASURED_EVERY {
+            _ if alone == 0.0 => Allowance::ALL,
+            last if last == MEASURED_EVERY - 1 => Allowance::NONE,
+            _ => self.within(SLOWER * alone, decodes, least),
+        }
     }
 
     /// The prefill that makes a step with these decodes last `seconds`.
@@ -94,6 +109,9 @@ impl Allowance {
     /// An allowance without a bound.
     pub const ALL: Self =
         Self { seconds: f64::INFINITY, token: 0.0, attended: 0.0, most: usize::MAX, least: usize::MAX };
+
+    /// An allowance of nothing.
+    pub const NONE: Self = Self { seconds: 0.0, token: 0.0, attended: 0.0, most: 0, least: 0 };
 
     /// Number of prefill tokens from position `start` on for which the step has time.
     pub fn tokens(&self, start: usize) -> usize {

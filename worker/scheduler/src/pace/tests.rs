@@ -215,3 +215,24 @@ fn an_allowance_is_not_spent_twice() {
     allowance.spend(1000 + all / 2, rest);
     assert_eq!(allowance.tokens(0), 0, "nor is the least");
 }
+
+#[test]
+fn prefill_beside_the_decodes_of_another_share_slows_them_by_a_factor() {
+    for (device, jitter) in [(H200, 0.0), (H200, 0.1), (H200, 0.3), (CPU, 0.0), (CPU, 0.3)] {
+        let mut run =
+            Run { pace: Pace::new(None), decodes: 1, ..Run::new(Device { jitter, ..device }, ms(0)) };
+        run.decode(50);
+        run.decodes = 64;
+        let steps: Vec<Step> = (0..1000)
+            .map(|_| {
+                let allowed = run.pace.allowance_beside(&run.decoding(), LEAST).tokens(run.position);
+                run.context = 300;
+                run.step(allowed.min(run.prompt - run.position).min(BUDGET))
+            })
+            .collect();
+        // The last steps show that the estimate does not drift.
+        let last = &steps[steps.len() / 2..];
+        let slower = last.iter().map(|step| step.took / step.decodes).sum::<f64>() / last.len() as f64;
+        assert!((1.5..=SLOWER * 1.1).contains(&slower), "jitter {jitter}: {slower:.2} times as long");
+    }
+}
