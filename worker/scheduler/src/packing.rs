@@ -8,9 +8,9 @@
 //! overdue. Among several overdue prefills, the one passed over for longest comes first. If the first overdue prefill
 //! still does not fit beside the decodes, it gets a step alone, over budget if necessary.
 //!
-//! The budget is divided equally among the callers that have prefills. Besides, a caller's prefill may make a step longer
-//! only by a factor if another caller decodes in it (`Pace::allowance_beside`), so that a flood of prompts does not
-//! stop the decodes of others.
+//! The budget is divided equally among the callers that have prefills. Besides, a caller's prefill may make a step
+//! longer only by a factor if another caller decodes in it (`Pace::allowance_beside`), so that a flood of prompts does
+//! not stop the decodes of others.
 
 use std::cmp::Reverse;
 

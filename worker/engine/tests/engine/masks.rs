@@ -79,9 +79,9 @@ fn late_masks_change_no_token() {
     assert!(late > 0, "no mask was late");
 }
 
-/// With two steps in flight, the forward of a step runs before the masks of the step before can be made.
-/// With chunking by the engine, a step may run several forwards. Its rows that wait for a mask then run in a later step,
-/// because the forward behind them cannot wait.
+/// With two steps in flight, the forward of a step runs before the masks of the step before can be made. With chunking
+/// by the engine, a step may run several forwards. Its rows that wait for a mask then run in a later step, because the
+/// forward behind them cannot wait.
 #[test]
 fn steps_of_several_forwards_change_no_token() {
     for in_flight in InFlight::ALL {
