@@ -269,7 +269,7 @@ def chats_behind_prefixes(server, run):
     return answers
 
 
-def apart(run, *walks):
+def separate_encoders(run, *walks):
     """Returns the path of a topology whose encoders have a worker of their own, the first. The thinker has one worker,
     or one for each of these walks."""
     path = run.directory / f"apart{len(walks)}.toml"
@@ -283,7 +283,7 @@ def encoders_apart(run):
     """Encoders on a worker of their own."""
     if not run.model.takes_media:
         return None
-    cluster = run.cluster("--topology", apart(run), "--max-step-tokens", 64)
+    cluster = run.cluster("--topology", separate_encoders(run), "--max-step-tokens", 64)
     with cluster as server:
         answers = at_once(server, run.all())
     walks = [{row["walk"] for step in cluster.all_steps(rank) for row in step["rows"]} for rank in range(2)]
@@ -301,7 +301,7 @@ def encoders_killed(run):
     requests = {stream: chats[name] for stream, name in names.items()}
     expected, cells = {stream: run.reference[name] for stream, name in names.items()}, []
     kept = ("--no-prefix-cache", "--encoder-cache-memory", 0)
-    with run.cluster("--topology", apart(run), "--heartbeat-timeout", 20, *kept) as server:
+    with run.cluster("--topology", separate_encoders(run), "--heartbeat-timeout", 20, *kept) as server:
         for turn in range(ATTEMPTS):
             pid, streams = server.workers_by_rank()[0], send(server, requests)
             wait_for("some that have begun", lambda: sum(seen > 0 for seen in streams.seen) >= BEGUN, every=0.002)
@@ -318,7 +318,7 @@ def encoders_killed(run):
 
 
 def disaggregated(run):
-    topology = apart(run, *THINKER) if run.model.takes_media else DISAGGREGATED
+    topology = separate_encoders(run, *THINKER) if run.model.takes_media else DISAGGREGATED
     with run.cluster("--topology", topology, "--max-step-tokens", 64) as server:
         requests = run.all()
         answers = at_once(server, requests)
