@@ -2,10 +2,10 @@
 
 Most devices are simulated, so that an answer takes as long as on a GPU and costs this machine little. One cluster is
 open to clients; another has API keys and two workers, of which one hands its requests over to the other; a third has a
-small model on a CPU that takes pictures and recordings. For each attack the table has the good client's p99 time to
-first token, the growth of the memory of the process that is attacked, and how the attacker was refused. The exit code
-is 1 if the good client failed or waited more than twice as long as undisturbed, if memory grew beyond the attack's
-bound, or if an attack succeeded.
+small model on a CPU that takes pictures and recordings; a fourth takes pictures on a simulated device. For each attack
+the table has the good client's p99 time to first token, the growth of the memory of the process that is attacked, and
+how the attacker was refused. The exit code is 1 if the good client failed or waited more than twice as long as
+undisturbed, if memory grew beyond the attack's bound, or if an attack succeeded.
 """
 
 import argparse
@@ -50,10 +50,13 @@ class Attacked(Server):
         # Tokens per prompt of the good client. The prefill takes as long as that of an ordinary request.
         self.prompt = 1000
         if kind == "media":
-            # The simulated device takes no pictures. All that the attackers send is refused before it reaches a device.
-            # A CPU computes for as long as the simulated device waits, with fewer tokens.
+            # The simulated device takes no sound as a model does. All that the attackers send is refused before it
+            # reaches a device. A CPU computes for as long as the simulated device waits, with fewer tokens.
             self.prompt = 300
             device = ("--threads", 1, *omni_model.write(pathlib.Path(directory) / "checkpoint"))
+            more = {"TUTTI_ROUTER__MAX_MEDIA_MEMORY": str(64 << 20)}
+        if kind == "pictures":
+            device = omni_model.write_simulated(pathlib.Path(directory) / "checkpoint")
             more = {"TUTTI_ROUTER__MAX_MEDIA_MEMORY": str(64 << 20)}
         if kind == "guarded":
             keys = pathlib.Path(directory) / "keys"

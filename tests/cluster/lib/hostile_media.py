@@ -24,14 +24,17 @@ def chunk(kind, data):
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-def png(width, height, rows, *more, end=True):
-    """A PNG of 8-bit RGB with `rows` rows of zeros, whatever its header says, and `more` chunks."""
+def png(width, height, rows, *more, end=True, is_rgb=True):
+    """A PNG of 8-bit RGB, or of black and white, with `rows` rows of zeros, whatever its header says, and `more`
+    chunks.
+    """
     squeezed = zlib.compressobj(9)
-    line, data = b"\0" * (3 * width + 1), []
+    line, data = b"\0" * (1 + (3 * width if is_rgb else -(-width // 8))), []
     for _ in range(rows):
         data.append(squeezed.compress(line))
     data.append(squeezed.flush())
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    form = (8, 2) if is_rgb else (1, 0)
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, *form, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + header + b"".join(more) + chunk(b"IDAT", b"".join(data)) + (chunk(b"IEND", b"") if end else b"")
 
 
@@ -167,4 +170,23 @@ async def many_parts(target):
     seen = collections.Counter()
     while target.left() > 0:
         seen.update(await asyncio.gather(*(asked(target, *chosen) for chosen in bodies * target.count(4))))
+    return seen
+
+
+# Each picture is a file of 600 bytes and four million pixels, of which nearly all are decoded before the end is
+# missing. Valid ones reach the device. Clients leave when the window ends, because the queue is longer than it.
+@attack("200", "400", "503", mib=160, cluster="pictures")
+async def floods_of_pictures(target):
+    whole, cut = (image(png(2_000, 2_000, rows, is_rgb=False)) for rows in (2_000, 1_999))
+    bodies, seen = [body(target, picture) for picture in (cut, cut, cut, whole)], collections.Counter()
+
+    async def one(client):
+        for at in range(client, 1 << 30):
+            try:
+                async with asyncio.timeout(target.left()):
+                    seen[await asked(target, bodies[at % len(bodies)])] += 1
+            except TimeoutError:
+                return
+
+    await asyncio.gather(*map(one, range(target.count(200))))
     return seen

@@ -51,8 +51,8 @@ class Attack:
     allowed: frozenset
     # Maximum growth of the memory of the process that is attacked.
     mib: int
-    # The cluster that is attacked: one that is open to clients, one with API keys and two workers, or one with a model
-    # that takes media.
+    # The cluster that is attacked: one that is open to clients, one with API keys and two workers, one with a model
+    # that takes media, or one with a simulated device that takes pictures.
     cluster: str
     # The process that is attacked: "conductor" or "worker".
     process: str
