@@ -1,6 +1,6 @@
-"""Converts the checkpoint to a GGUF file for llama.cpp, in bf16, f16 or q8_0.
+"""Converts the checkpoint to a GGUF file for llama.cpp, in bf16, f16, q8_0 or q4_0.
 
-    python gguf_checkpoint.py CHECKPOINT FILE bf16|f16|q8_0
+    python gguf_checkpoint.py CHECKPOINT FILE bf16|f16|q8_0|q4_0
 """
 
 import json
@@ -15,6 +15,7 @@ TYPES = {
     "bf16": gguf.GGMLQuantizationType.BF16,
     "f16": gguf.GGMLQuantizationType.F16,
     "q8_0": gguf.GGMLQuantizationType.Q8_0,
+    "q4_0": gguf.GGMLQuantizationType.Q4_0,
 }
 # Names of tensors: after `model.layers.N.` in the checkpoint, and after `blk.N.` in GGUF.
 IN_A_LAYER = {

@@ -50,6 +50,31 @@ pub enum Peer {
 pub enum Weights {
     Bf16,
     Int8,
+    Int4,
+    /// The types of a GGUF file, which Tutti and llama.cpp serve.
+    Gguf(GgufTypes),
+}
+
+/// Types of the matrices in a GGUF file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GgufTypes {
+    /// All Q4_0.
+    Q4,
+    /// The mixture that llama.cpp names Q4_K_M.
+    Q4KMedium,
+    /// All Q8_0.
+    Q8,
+}
+
+impl GgufTypes {
+    /// Name of the model file that `setup` makes.
+    fn file(self) -> &'static str {
+        match self {
+            Self::Q4 => "model-q4_0.gguf",
+            Self::Q4KMedium => "model-q4_k_m.gguf",
+            Self::Q8 => "model-q8_0.gguf",
+        }
+    }
 }
 
 /// Settings of a server that depend on the measurement.
@@ -102,21 +127,35 @@ impl Peer {
         let made = |name: &str| existing(models.join(name));
         let script =
             |name: &str| existing(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/bench/peers").join(name));
-        let bf16 = weights == Weights::Bf16;
-        let (python, server, model, kind) = match self {
-            Self::Tutti => return conductor(purpose, port, made("checkpoint")?),
-            Self::LlamaCpp => {
-                let file = if bf16 { llama_cpp_model() } else { "model-q8_0.gguf" };
+        let (python, server, model, kind) = match (self, weights) {
+            (Self::Tutti, Weights::Gguf(types)) => return conductor(purpose, port, made(types.file())?),
+            (Self::Tutti, _) => return conductor(purpose, port, made("checkpoint")?),
+            (Self::LlamaCpp, _) => {
+                let file = match weights {
+                    Weights::Bf16 => llama_cpp_model(),
+                    Weights::Int8 => GgufTypes::Q8.file(),
+                    Weights::Int4 => GgufTypes::Q4.file(),
+                    Weights::Gguf(types) => types.file(),
+                };
                 eprintln!("{}: model {file}", self.name());
                 let model = made(file)?;
                 return Ok(llama_server(purpose, port, here("llama-build/bin/llama-server")?, model));
             }
-            Self::Openvino if bf16 => {
+            (_, Weights::Gguf(types)) => return Err(format!("reads no {}", types.file())),
+            (Self::Openvino, Weights::Bf16) => {
                 ("openvino-venv", "openvino_server.py", "openvino-fp16", openvino_types())
             }
-            Self::Openvino => ("openvino-venv", "openvino_server.py", "openvino-int8", "default"),
-            Self::Vllm if bf16 => ("vllm-venv", "vllm_server.py", "checkpoint", vllm_dtype()),
-            Self::Vllm => ("vllm-venv", "vllm_server.py", "w8a8", vllm_dtype()),
+            (Self::Openvino, Weights::Int8) => {
+                ("openvino-venv", "openvino_server.py", "openvino-int8", "default")
+            }
+            (Self::Openvino, Weights::Int4) => {
+                ("openvino-venv", "openvino_server.py", "openvino-int4", "default")
+            }
+            (Self::Vllm, Weights::Bf16) => ("vllm-venv", "vllm_server.py", "checkpoint", vllm_dtype()),
+            (Self::Vllm, Weights::Int8) => ("vllm-venv", "vllm_server.py", "w8a8", vllm_dtype()),
+            (Self::Vllm, Weights::Int4) => {
+                return Err("has no checkpoint of four bits here".to_owned());
+            }
         };
         let python = here(python)?.join("bin/python");
         eprintln!("{}: model {model}, data type {kind}", self.name());
@@ -181,7 +220,9 @@ fn existing(path: PathBuf) -> Result<PathBuf, String> {
 fn conductor(purpose: &Purpose, port: u16, checkpoint: PathBuf) -> Result<Vec<OsString>, String> {
     let grpc = free_port()?;
     let mut command: Vec<OsString> =
-        [env!("CARGO_BIN_EXE_conductor"), "--workers=1", "--device=cpu"].map(Into::into).into();
+        [env!("CARGO_BIN_EXE_conductor"), "--workers=1", "--device=cpu", "--served-model-name=checkpoint"]
+            .map(Into::into)
+            .into();
     command.extend(["--model".into(), checkpoint.into()]);
     command.extend([
         format!("--threads={}", purpose.threads).into(),
@@ -189,8 +230,10 @@ fn conductor(purpose: &Purpose, port: u16, checkpoint: PathBuf) -> Result<Vec<Os
         format!("--http=127.0.0.1:{port}").into(),
         format!("--grpc=127.0.0.1:{grpc}").into(),
     ]);
-    if purpose.weights == Weights::Int8 {
-        command.push("--quantize=int8".into());
+    match purpose.weights {
+        Weights::Int8 => command.push("--quantize=int8".into()),
+        Weights::Int4 => command.push("--quantize=int4".into()),
+        Weights::Bf16 | Weights::Gguf(_) => {}
     }
     if purpose.packed_weights {
         let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join("packed-weights");

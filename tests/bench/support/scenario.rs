@@ -8,7 +8,7 @@ use tutti_measure::{limits::Limits, statistics::median};
 
 use super::{
     mixed::{self, Mixed},
-    peers::{Peer, Purpose, Running, Weights},
+    peers::{GgufTypes, Peer, Purpose, Running, Weights},
     shape::Shape,
     speed::{self, Decode},
 };
@@ -39,6 +39,11 @@ pub enum Scenario {
     /// Only the prefill of `int8`.
     #[value(name = "prefill-int8")]
     PrefillInt8,
+    /// Prefill and decode with weights of four bits: quantised at load, and from GGUF files.
+    Int4,
+    /// Only the decode of `int4`.
+    #[value(name = "decode-int4")]
+    DecodeInt4,
 }
 
 /// Settings of the comparison.
@@ -74,6 +79,10 @@ impl Scenario {
     pub fn groups(self) -> Vec<Group> {
         let bf16 = |name, measurements| Group { name, weights: Weights::Bf16, measurements };
         let int8 = |name, measurements| Group { name, weights: Weights::Int8, measurements };
+        let int4 = |name, measurements| Group { name, weights: Weights::Int4, measurements };
+        let decode_int4 = || {
+            int4("decode_int4", &[Measurement::Decode(1), Measurement::Decode(4), Measurement::Decode(16)])
+        };
         match self {
             Self::Prefill => {
                 vec![bf16("prefill_bf16", &[Measurement::Prefill(512), Measurement::Prefill(4096)])]
@@ -86,6 +95,11 @@ impl Scenario {
             Self::Mixed => vec![bf16("mixed_bf16", &[Measurement::Mixed])],
             Self::Start => vec![bf16("start_bf16", &[Measurement::Start])],
             Self::PrefillInt8 => vec![int8("prefill_int8", &[Measurement::Prefill(512)])],
+            Self::Int4 => vec![
+                int4("prefill_int4", &[Measurement::Prefill(512), Measurement::Prefill(4096)]),
+                decode_int4(),
+            ],
+            Self::DecodeInt4 => vec![decode_int4()],
             Self::Int8 => vec![
                 int8("prefill_int8", &[Measurement::Prefill(512)]),
                 int8(
@@ -188,11 +202,23 @@ impl Group {
             Contender { name: name.to_owned(), peer, purpose, running, figures, failure }
         };
         let mut contenders = vec![contender(Peer::Tutti.name(), Peer::Tutti, self.weights)];
-        if self.weights == Weights::Int8 {
-            // For the ratio of int8 to bf16, Tutti with bf16 weights runs at the same time.
+        if self.weights != Weights::Bf16 {
+            // For the ratio to bf16, Tutti with bf16 weights runs at the same time.
             contenders.push(contender("tutti-bf16", Peer::Tutti, Weights::Bf16));
         }
-        contenders.extend(settings.peers.iter().map(|peer| contender(peer.name(), *peer, self.weights)));
+        if self.weights == Weights::Int4 {
+            contenders.push(contender("tutti-int8", Peer::Tutti, Weights::Int8));
+            contenders.push(contender("tutti-q4_0", Peer::Tutti, Weights::Gguf(GgufTypes::Q4)));
+            contenders.push(contender("tutti-q4_k_m", Peer::Tutti, Weights::Gguf(GgufTypes::Q4KMedium)));
+        }
+        for &peer in &settings.peers {
+            contenders.push(contender(peer.name(), peer, self.weights));
+            if (peer, self.weights) == (Peer::LlamaCpp, Weights::Int4) {
+                let of_types = |name, types| contender(name, peer, Weights::Gguf(types));
+                contenders.push(of_types("llama-cpp-q4_k_m", GgufTypes::Q4KMedium));
+                contenders.push(of_types("llama-cpp-q8_0", GgufTypes::Q8));
+            }
+        }
         contenders
     }
 }

@@ -190,8 +190,13 @@ impl<'a, D: Device> Loader<'a, D> {
         let Self { source, device, held, .. } = self;
         let layouts = windows.iter().map(|(spec, _)| source.layout(spec)).collect::<Result<Vec<_>, _>>()?;
         let mut rows = Vec::with_capacity(windows.len());
-        for (layout, (_, window)) in layouts.iter().flatten().zip(windows) {
-            rows.push(HeldRows::read(*device, &**layout, window, form)?);
+        for (layout, (spec, window)) in layouts.iter().flatten().zip(windows) {
+            let read = HeldRows::read(*device, &**layout, window, form)?;
+            // While the device packs it, a matrix is not in the mapped file, too: an LM head is a large part of a model.
+            if read.is_copied() {
+                source.release(spec, window)?;
+            }
+            rows.push(read);
         }
         let views: Vec<_> = rows.iter().map(HeldRows::view).collect();
         let matrix = use_as.load_quantised(*device, &views)?;

@@ -135,6 +135,11 @@ impl<'a> HeldRows<'a> {
         Ok(Self { form, codes, stride, rows, columns, scales, zero_points, minima })
     }
 
+    /// True if nothing here is in the file's mapped pages, so that they may be released.
+    pub fn is_copied(&self) -> bool {
+        matches!(self.codes, Cow::Owned(_))
+    }
+
     pub fn view(&self) -> QuantizedRows<'_> {
         let Self { form, ref codes, stride, rows, columns, ref scales, .. } = *self;
         QuantizedRows {
