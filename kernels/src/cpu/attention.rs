@@ -35,14 +35,14 @@ use self::plan::{Plan, RANGE};
 use self::sight::Sight;
 use self::state::State;
 use self::widened::Widened;
-use crate::cpu::memory::format::{Bf16, F16, F32, Stored};
+use crate::cpu::memory::format::{Bf16, F16, F32, FromFp8, Stored};
 use crate::cpu::memory::kv::{KvData, KvPool, Layout};
 use crate::cpu::memory::{Buffer, Element, Shared};
-use crate::cpu::simd::LANES;
 use crate::cpu::simd::isa::Path;
+use crate::cpu::simd::{Isa, LANES};
 use crate::cpu::step::Step;
 use crate::cpu::threads::pool::ThreadPool;
-use crate::{AttentionShape, DeviceError, KvType, WeightType};
+use crate::{AttentionShape, DeviceError, KvScales, KvType, WeightType};
 
 /// Memory that attention reuses from call to call.
 #[derive(Default)]
@@ -103,7 +103,11 @@ pub(super) fn attention(
         KvData::Fp8(data) if dots && operands.kv.shape.dtype == KvType::Fp8(WeightType::Bf16) => {
             attend::<Dots>(path, pool, step, scratch, operands, Fp8(data))
         }
-        KvData::Fp8(data) => attend::<Widened<Bf16>>(path, pool, step, scratch, operands, Fp8(data)),
+        // Without instructions for f16, its numbers are slow to widen.
+        KvData::Fp8(data) if path.isa() == Isa::Portable => {
+            attend::<Widened<Bf16>>(path, pool, step, scratch, operands, Fp8(data))
+        }
+        KvData::Fp8(data) => attend::<Widened<F16>>(path, pool, step, scratch, operands, Fp8(data)),
     }
 }
 
@@ -121,12 +125,13 @@ fn attend<K: Kernel>(
     let threads = pool.threads();
     let sight = Sight { window: shape.window };
     let state_floats = State::floats(plan::most_queries(&shape), shape.head_dim, K::BLOCK);
-    let scales = kv.scales(layer);
+    let KvScales { key, value } = kv.scales(layer);
     let Scratch { plan, floats, partials, widened } = scratch;
-    let widened_len = match pages {
-        Pages::Full(_) => 0,
-        Pages::Fp8(_) => widened_len(K::BLOCK, shape.head_dim),
+    let (widened_len, factor) = match pages {
+        Pages::Full(_) => (0, 1.0),
+        Pages::Fp8(_) => (widened_len(K::BLOCK, shape.head_dim), K::FROM_FP8.map_or(1.0, FromFp8::factor)),
     };
+    let scales = KvScales { key: key * factor, value: value * factor };
     let widened = Shared::new(grown(widened, threads * widened_len)?);
     let floats = grown(floats, threads * state_floats)?;
     let partials = grown(partials, if threads > 1 { plan::MOST_PARTIALS } else { 0 })?;

@@ -13,7 +13,7 @@ use super::kernel::{Block, Kernel, MOST_PANELS, Values, prefetch};
 use super::sight::{Seen, Visible};
 use super::softmax::weights_of_panel;
 use crate::cpu::gemm::tile::{dot_product_on, for_tile};
-use crate::cpu::memory::format::STEP;
+use crate::cpu::memory::format::{FromFp8, STEP};
 use crate::cpu::simd::isa::Path;
 use crate::cpu::simd::{LANES, Op, Simd};
 
@@ -25,7 +25,7 @@ impl Kernel for Dots {
     type Raw = u16;
     const BLOCK: usize = 128;
     const MOST_HEADS: usize = 2;
-    const READS_BF16: bool = true;
+    const FROM_FP8: Option<FromFp8> = Some(FromFp8::Bf16);
 
     #[inline(always)]
     fn run<O: Op>(path: Path, op: O) -> O::Output {

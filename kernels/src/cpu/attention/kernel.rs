@@ -2,7 +2,7 @@
 
 use super::sight::{Seen, Visible};
 use crate::cpu::memory::Element;
-use crate::cpu::memory::format::STEP;
+use crate::cpu::memory::format::{FromFp8, STEP};
 use crate::cpu::simd::isa::Path;
 use crate::cpu::simd::{LANES, Op, Simd};
 
@@ -21,8 +21,8 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
     /// these heads: the current block and the next one, which is prefetched.
     const MOST_HEADS: usize;
 
-    /// True if elements are bfloat16. The kernel can then compute over pages in fp8, which are converted.
-    const READS_BF16: bool;
+    /// Elements to which the kernel's pages in fp8 are converted; `None` if it computes over no such pages.
+    const FROM_FP8: Option<FromFp8>;
 
     /// Runs `op` with all instructions that the kernel needs.
     fn run<O: Op>(path: Path, op: O) -> O::Output;

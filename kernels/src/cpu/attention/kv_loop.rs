@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use super::fp8::{self, Pages, WidenBlock};
+use super::fp8::{self, Pages, WidenPanels};
 use super::kernel::{Block, Kernel, Values};
 use super::panels::{Panels, Prefetch, Strides};
 use super::partial::Partial;
@@ -170,7 +170,7 @@ impl<K: Kernel> KvLoop<'_, K> {
         let (head_dim, own) = (self.shape.head_dim, self.head_queries());
         let mut prefetch = Prefetch::new(panels.1, self.piece.kv_heads);
         for head in 0..self.piece.kv_heads {
-            let mut block = self.block_of_head(s, &panels.0, head, &mut prefetch);
+            let (mut block, narrow) = self.block_of_head(s, &panels.0, head, &mut prefetch);
             for index in 0..tiling.tiles {
                 let (first, count) = tiling.tile(index);
                 let Some(seen) = self.seen(first, count, start) else { continue };
@@ -182,6 +182,11 @@ impl<K: Kernel> KvLoop<'_, K> {
                 // Only the first tile prefetches. Later tiles get the addresses of the current block, which is already
                 // in the cache.
                 block.next_keys = block.keys;
+            }
+            if let (Some(Block { values, next_values, .. }), Some(form)) = (&narrow, K::FROM_FP8) {
+                let (panels, panel) = (panels.0.seen(), self.strides.panel());
+                let (_, to) = self.widened.split_at_mut(self.widened.len() / 2);
+                s.call(WidenPanels { from: values, next: next_values, panels, panel, form, to });
             }
             for index in 0..tiling.tiles {
                 let (first, count) = tiling.tile(index);
@@ -204,7 +209,8 @@ impl<K: Kernel> KvLoop<'_, K> {
         }
     }
 
-    /// Returns the addresses of one head's panels, converted from fp8 if the pages are in fp8.
+    /// Returns the addresses of one head's panels. If the pages are in fp8, these are those of converted panels, whose
+    /// keys are there, and the block of fp8 comes along.
     #[inline(always)]
     fn block_of_head<S: Simd>(
         &mut self,
@@ -212,16 +218,18 @@ impl<K: Kernel> KvLoop<'_, K> {
         panels: &Panels,
         head: usize,
         prefetch: &mut Prefetch,
-    ) -> Block<K::Raw> {
-        match self.pages {
-            Pages::Fp8(data) if const { K::READS_BF16 } => {
-                let (from, panel) =
-                    (&panels.of_head(data, self.strides, head, prefetch), self.strides.panel());
-                s.call(WidenBlock { from, panels: panels.seen(), panel, to: self.widened });
-                fp8::block_of(self.widened, panel)
+    ) -> (Block<K::Raw>, Option<Block<u8>>) {
+        match (self.pages, const { K::FROM_FP8 }) {
+            (Pages::Fp8(data), Some(form)) => {
+                let (narrow, panel) =
+                    (panels.of_head(data, self.strides, head, prefetch), self.strides.panel());
+                let (to, _) = self.widened.split_at_mut(self.widened.len() / 2);
+                let (from, next) = (&narrow.keys, &narrow.next_keys);
+                s.call(WidenPanels { from, next, panels: panels.seen(), panel, form, to });
+                (fp8::block_of(self.widened, panel), Some(narrow))
             }
-            Pages::Full(data) => panels.of_head(data, self.strides, head, prefetch),
-            Pages::Fp8(_) => unreachable!("fp8 pages and a kernel over another type than bfloat16"),
+            (Pages::Full(data), _) => (panels.of_head(data, self.strides, head, prefetch), None),
+            (Pages::Fp8(_), None) => unreachable!("fp8 pages and a kernel over f32"),
         }
     }
 

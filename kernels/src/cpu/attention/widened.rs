@@ -12,7 +12,7 @@ use super::kernel::{Block, Kernel, Values};
 use super::sight::Visible;
 use super::softmax::weights_of_panel;
 use crate::cpu::gemm::tile::for_tile;
-use crate::cpu::memory::format::Format;
+use crate::cpu::memory::format::{Format, FromFp8};
 use crate::cpu::simd::isa::Path;
 use crate::cpu::simd::{LANES, Op, Simd};
 
@@ -27,7 +27,7 @@ impl<W: Format> Kernel for Widened<W> {
     type Raw = W::Raw;
     const BLOCK: usize = BLOCK;
     const MOST_HEADS: usize = 1;
-    const READS_BF16: bool = W::IS_BF16;
+    const FROM_FP8: Option<FromFp8> = W::FROM_FP8;
 
     #[inline(always)]
     fn run<O: Op>(path: Path, op: O) -> O::Output {

@@ -9,10 +9,29 @@ use half::f16;
 
 use crate::WeightType;
 use crate::cpu::memory::Element;
-use crate::cpu::simd::{LANES, Simd, from_bf16, to_bf16};
+use crate::cpu::simd::{F16_PER_E4M3, LANES, Simd, from_bf16, to_bf16};
 
 /// Number of elements per step: two inputs by sixteen outputs.
 pub(in crate::cpu) const STEP: usize = 2 * LANES;
+
+/// Elements to which those of fp8 (e4m3) are converted, exactly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::cpu) enum FromFp8 {
+    /// The numbers themselves.
+    Bf16,
+    /// The numbers, divided by [`F16_PER_E4M3`].
+    F16,
+}
+
+impl FromFp8 {
+    /// The number of an element in fp8, divided by that of the converted element.
+    pub(in crate::cpu) const fn factor(self) -> f32 {
+        match self {
+            Self::Bf16 => 1.0,
+            Self::F16 => F16_PER_E4M3,
+        }
+    }
+}
 
 /// A storage type of weights, keys and values.
 pub(in crate::cpu) trait Format: Copy + Send + Sync + 'static {
@@ -22,8 +41,8 @@ pub(in crate::cpu) trait Format: Copy + Send + Sync + 'static {
     fn elements(stored: &Stored) -> Option<&[Self::Raw]>;
     /// True if a product adds the odd input of each pair first, as the dot-product instruction does.
     const ODD_FIRST: bool;
-    /// True for bfloat16.
-    const IS_BF16: bool = false;
+    /// Elements to which those of fp8 are converted for arithmetic over this format; `None` if they are not.
+    const FROM_FP8: Option<FromFp8> = None;
 
     /// Returns the index, within a step, of the element for output `lane` and the step's even input (`parity` 0) or odd
     /// input (`parity` 1).
@@ -96,6 +115,7 @@ pub(in crate::cpu) struct F16;
 impl Format for F16 {
     type Raw = u16;
     const ODD_FIRST: bool = false;
+    const FROM_FP8: Option<FromFp8> = Some(FromFp8::F16);
 
     fn elements(stored: &Stored) -> Option<&[u16]> {
         let Stored::F16(data) = stored else { return None };
@@ -136,7 +156,7 @@ pub(in crate::cpu) struct Bf16;
 impl Format for Bf16 {
     type Raw = u16;
     const ODD_FIRST: bool = true;
-    const IS_BF16: bool = true;
+    const FROM_FP8: Option<FromFp8> = Some(FromFp8::Bf16);
 
     fn elements(stored: &Stored) -> Option<&[u16]> {
         let Stored::Bf16(data) = stored else { return None };

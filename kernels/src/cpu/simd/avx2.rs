@@ -154,6 +154,30 @@ impl Avx2 {
     }
 }
 
+/// [`Simd::e4m3_pairs_to_f16`] for machines with AVX2.
+///
+/// # Safety
+///
+/// The machine has AVX2. Thirty-two bytes are readable at `from`, and thirty-two u16 are writable at `to`.
+#[inline(always)]
+pub(super) unsafe fn e4m3_pairs_to_f16(from: *const u8, to: *mut u16) {
+    // SAFETY: by the caller's contract.
+    unsafe {
+        let pairs = _mm256_loadu_si256(from.cast());
+        let magnitudes = _mm256_and_si256(pairs, _mm256_set1_epi8(0x7f));
+        let are_nan = _mm256_cmpeq_epi8(magnitudes, _mm256_set1_epi8(0x7f));
+        // The sign, a zero, and then the seven bits of the magnitude.
+        let kept = _mm256_set1_epi16(0xbf80_u16.cast_signed());
+        let first = _mm256_and_si256(_mm256_srai_epi16::<1>(_mm256_slli_epi16::<8>(pairs)), kept);
+        let second = _mm256_and_si256(_mm256_srai_epi16::<1>(pairs), kept);
+        // All bits of an exponent are set in a NaN.
+        let first_nan = _mm256_slli_epi16::<8>(are_nan);
+        let second_nan = _mm256_and_si256(are_nan, _mm256_set1_epi16(0xff00_u16.cast_signed()));
+        _mm256_storeu_si256(to.cast(), _mm256_or_si256(first, first_nan));
+        _mm256_storeu_si256(to.add(LANES).cast(), _mm256_or_si256(second, second_nan));
+    }
+}
+
 impl Simd for Avx2 {
     type F = F;
     const TILE_ROWS: usize = 6;
@@ -348,6 +372,11 @@ impl Simd for Avx2 {
             self.half_e4m3_to_bf16(from, to);
             self.half_e4m3_to_bf16(from.add(LANES), to.add(LANES));
         }
+    }
+
+    #[inline(always)]
+    unsafe fn e4m3_pairs_to_f16(self, from: *const u8, to: *mut u16) {
+        avx2! { e4m3_pairs_to_f16(from, to) }
     }
 
     #[inline(always)]

@@ -288,6 +288,11 @@ macro_rules! simd {
             }
 
             #[inline(always)]
+            unsafe fn e4m3_pairs_to_f16(self, from: *const u8, to: *mut u16) {
+                avx512! { super::avx2::e4m3_pairs_to_f16(from, to) }
+            }
+
+            #[inline(always)]
             unsafe fn load_i(self, from: *const u16) -> __m512i {
                 avx512! { _mm512_loadu_si512(from.cast()) }
             }

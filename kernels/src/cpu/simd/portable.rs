@@ -172,6 +172,18 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn e4m3_pairs_to_f16(self, from: *const u8, to: *mut u16) {
+        for index in 0..2 * LANES {
+            // SAFETY: by the caller's contract, thirty-two bytes are readable, and thirty-two u16 are writable.
+            unsafe {
+                let code = u16::from(*from.add(2 * (index % LANES) + index / LANES));
+                let number = (code & 0x80) << 8 | (code & 0x7f) << 7;
+                *to.add(index) = if code & 0x7f == 0x7f { u16::MAX } else { number };
+            }
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_i(self, from: *const u16) -> [i32; LANES] {
         // SAFETY: by the caller's contract, thirty-two u16 are readable at `from`.
         unsafe { from.cast::<[i32; LANES]>().read_unaligned() }

@@ -141,6 +141,34 @@ fn all_e4m3_are_the_same_numbers_in_bf16() {
     }
 }
 
+/// Converts thirty-two codes from `self.0` on to f16.
+struct ToF16(u8);
+impl Op for ToF16 {
+    type Output = [u16; 32];
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> [u16; 32] {
+        let (codes, mut out): ([u8; 32], _) = (std::array::from_fn(|i| self.0 + i as u8), [0; 32]);
+        // SAFETY: there are thirty-two codes, and room for as many numbers.
+        unsafe { s.e4m3_pairs_to_f16(codes.as_ptr(), out.as_mut_ptr()) };
+        out
+    }
+}
+
+#[test]
+fn all_e4m3_are_the_same_numbers_in_f16() {
+    for isa in testable("e4m3 to f16") {
+        for first in (0..=255u8).step_by(32) {
+            for (i, got) in Path::new(isa).unwrap().run(ToF16(first)).into_iter().enumerate() {
+                let code = first + (2 * (i % 16) + i / 16) as u8;
+                let (got, want) =
+                    (half::f16::from_bits(got).to_f32() * F16_PER_E4M3, crate::e4m3::value(code));
+                let equal = got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan());
+                assert!(equal, "{isa}: {code:#x} is {got}, wanted {want}");
+            }
+        }
+    }
+}
+
 /// Widens the first of every four of sixty-four codes, each in three ways, and looks its lowest bits up in a table.
 struct Widened<'a>(&'a [u8; 64], &'a [f32; 16]);
 impl Op for Widened<'_> {
