@@ -1,5 +1,5 @@
-//! Tests operations of encoders of pictures and sound against the CPU device, and that a row's bits depend on its segment
-//! only.
+//! Tests operations of encoders of pictures and sound against the CPU device, and that a row's bits depend on its
+//! segment only.
 
 use std::ops::Range;
 

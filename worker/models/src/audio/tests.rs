@@ -71,8 +71,8 @@ fn encoder<D: Encoder + Dense>(dir: PathBuf, device: &mut D) -> AudioEncoder<D> 
     AudioEncoder::load(config, &options(dir), TOKENS, device).unwrap()
 }
 
-/// Returns the type of a golden model's weights, and the greatest deviation of an embedding. Devices round the inputs of
-/// products with weights in bfloat16.
+/// Returns the type of a golden model's weights, and the greatest deviation of an embedding. Devices round the inputs
+/// of products with weights in bfloat16.
 fn type_of(dir: &Path) -> (WeightType, f32) {
     match fs::read_to_string(dir.join("config.json")).unwrap().contains("bfloat16") {
         true => (WeightType::Bf16, 0.1),

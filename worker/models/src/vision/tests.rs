@@ -58,8 +58,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// Returns the type of a golden model's weights, and the greatest deviation of an embedding. Devices round the inputs of
-/// products with weights in bfloat16.
+/// Returns the type of a golden model's weights, and the greatest deviation of an embedding. Devices round the inputs
+/// of products with weights in bfloat16.
 fn type_of(dir: &Path) -> (WeightType, f32) {
     match fs::read_to_string(dir.join("config.json")).unwrap().contains("bfloat16") {
         true => (WeightType::Bf16, 0.1),
@@ -67,9 +67,9 @@ fn type_of(dir: &Path) -> (WeightType, f32) {
     }
 }
 
-/// Compares the encoder of a golden model with the reference, on each instruction path or, with `GOLDEN_DEVICE=cuda`, on
-/// the first GPU: embeddings and features of all pictures and frames. Pictures that are encoded one by one give the same
-/// bits.
+/// Compares the encoder of a golden model with the reference, on each instruction path or, with `GOLDEN_DEVICE=cuda`,
+/// on the first GPU: embeddings and features of all pictures and frames. Pictures that are encoded one by one give the
+/// same bits.
 fn agrees(model: &str, cases: &[&str], names: &VisionNames) {
     let Some(root) = std::env::var_os("GOLDEN_MODELS").map(PathBuf::from) else {
         eprintln!("skipped: GOLDEN_MODELS is not set");
