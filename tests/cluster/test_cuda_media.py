@@ -33,7 +33,7 @@ def logprobs(choices):
 
 def test_media_have_the_answers_of_the_cpu_however_prompts_are_cut(start, figure, tmp_path):
     model = write(tmp_path / "checkpoint")
-    cpu = start("--no-prefix-cache", *model)
+    cpu = start("--device", "cpu", "--no-prefix-cache", *model)
     expected = answers(cpu)
     cpu.stop()
     assert len({str(choice) for choice in expected}) == len(expected)
