@@ -1,5 +1,5 @@
-// Operations of encoders of pictures and sound on rows: layer norm, GELU, rotation by given angles, and the gathering of
-// the inputs of a convolution. The formulas are those of kernels/src/cpu/encoder.
+// Operations of encoders of pictures and sound on rows: layer norm, GELU, rotation by given angles, and the gathering
+// of the inputs of a convolution. The formulas are those of kernels/src/cpu/encoder.
 constexpr int THREADS = 256;
 
 // Returns the sum over a block's threads, with the same bits in all threads.
@@ -115,8 +115,8 @@ KERNEL(THREADS) gelu_tanh(u64 count, float* x) {
   gelu<Tanh>(count, x);
 }
 
-// Rotates the heads of q and k, the first `2 * heads` heads of a row of `3 * heads`. `angles` holds the cosines and then
-// the sines of each row. One thread block per row; a thread takes one pair of elements of a head at a time.
+// Rotates the heads of q and k, the first `2 * heads` heads of a row of `3 * heads`. `angles` holds the cosines and
+// then the sines of each row. One thread block per row; a thread takes one pair of elements of a head at a time.
 KERNEL(THREADS) rotate_heads(const float* angles, u32 heads, u32 head_dim, float* qkv) {
   BEGIN(rotate_heads);
   const u32 half = head_dim / 2;
@@ -131,9 +131,9 @@ KERNEL(THREADS) rotate_heads(const float* angles, u32 heads, u32 head_dim, float
   }
 }
 
-// Gathers the windows of 3 x 3 pixels around every second pixel of every second line, [channels][3][3] per row of `out`,
-// with zeros outside of the picture. `x` has one row of `channels` elements per pixel, picture by picture. One thread
-// block per output pixel.
+// Gathers the windows of 3 x 3 pixels around every second pixel of every second line, [channels][3][3] per row of
+// `out`, with zeros outside of the picture. `x` has one row of `channels` elements per pixel, picture by picture. One
+// thread block per output pixel.
 KERNEL(THREADS) gather_convolution(const float* x, u32 height, u32 width, u32 channels, float* out) {
   BEGIN(gather_convolution);
   const u32 lines = (height + 1) / 2, columns = (width + 1) / 2;
