@@ -62,7 +62,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 /// of products with weights in bfloat16.
 fn type_of(dir: &Path) -> (WeightType, f32) {
     match fs::read_to_string(dir.join("config.json")).unwrap().contains("bfloat16") {
-        true => (WeightType::Bf16, 0.1),
+        true => (WeightType::Bf16, 2e-2),
         false => (WeightType::F32, 1e-4),
     }
 }
