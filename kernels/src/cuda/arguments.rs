@@ -5,7 +5,7 @@
 //! of the compiled kernel: see [`parameters`](super::parameters).
 
 use super::memory::DevicePointer;
-use super::records::{Item, NominationTask, Row, RowResult, ScoreTask, Task, Top};
+use super::records::{Item, NominationTask, Row, RowResult, ScoreTask, SegmentTile, Task, Top};
 use super::tensor::CodesLayout;
 use crate::WeightType;
 
@@ -385,6 +385,44 @@ arguments! {
         heads: u32,
         width: u32,
         x: Floats,
+    }
+
+    struct LayerNorm {
+        x: Floats,
+        weight: Floats,
+        bias: Floats,
+        eps: f32,
+        width: u32,
+        out: Floats,
+    }
+
+    struct Gelu {
+        count: u64,
+        x: Floats,
+    }
+
+    struct RotateHeads {
+        angles: Floats,
+        heads: u32,
+        head_dim: u32,
+        qkv: Floats,
+    }
+
+    struct GatherConvolution {
+        x: Floats,
+        height: u32,
+        width: u32,
+        channels: u32,
+        out: Floats,
+    }
+
+    struct SegmentAttention {
+        qkv: Floats,
+        tiles: DevicePointer<SegmentTile>,
+        heads: u32,
+        head_dim: u32,
+        scale: f32,
+        out: Floats,
     }
 
     /// `slots` is null if no row has a slot.

@@ -42,6 +42,10 @@ const STEPS_IN_FLIGHT: usize = 2;
 /// poll.
 const POLL: Duration = Duration::from_micros(20);
 
+/// Largest size in bytes of values that are copied to rows through a pair of the staging. Larger ones are the input of
+/// an encoder and go through the buffers for weights, so that a large picture leaves no large pair behind.
+const MOST_STAGED_BYTES: usize = 4 << 20;
+
 /// Scratch memory of operations, which grows to the largest need.
 #[derive(Default)]
 struct Scratch {
@@ -69,15 +73,26 @@ struct Scratch {
     /// Rows that this rank sends to a gather, and the gathered parts of all ranks.
     packed: Option<DeviceBuffer>,
     gathered: Option<DeviceBuffer>,
+    /// Values from the host that are added to rows.
+    added: Option<DeviceBuffer>,
 }
 
 impl Scratch {
     fn bytes(&self) -> u64 {
         let Self { input, splits, gate_up, adjusted, weights, counts, parts, .. } = self;
-        let Self { sliced_peaks, sliced_tokens, routes, activated, expert_outputs, packed, gathered, .. } =
-            self;
+        let Self {
+            sliced_peaks,
+            sliced_tokens,
+            routes,
+            activated,
+            expert_outputs,
+            packed,
+            gathered,
+            added,
+            ..
+        } = self;
         let dense = [input, gate_up, adjusted, weights, counts, sliced_peaks, sliced_tokens, parts];
-        let others = [splits, routes, activated, expert_outputs, packed, gathered];
+        let others = [splits, routes, activated, expert_outputs, packed, gathered, added];
         dense.into_iter().chain(others).flatten().map(|buffer| buffer.bytes() as u64).sum()
     }
 }
@@ -238,13 +253,22 @@ impl CudaDevice {
     fn put_rows(&mut self, out: &Tensor, first: usize, values: &[f32]) -> Result<(), DeviceError> {
         self.gpu.bind()?;
         let bytes = size_of_val(values);
+        if bytes > MOST_STAGED_BYTES {
+            let mut start = first * out.width * 4;
+            for values in values.chunks(MOST_STAGED_BYTES / 4) {
+                let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
+                self.loader.load(&out.data, start, [&bytes[..]].into_iter())?;
+                start += bytes.len();
+            }
+            return Ok(());
+        }
         let mut pair = self.inputs.take(bytes)?;
         for (to, value) in pair.host.bytes_mut().chunks_exact_mut(4).zip(values) {
             to.copy_from_slice(&value.to_ne_bytes());
         }
         out.data.copy_in(first * out.width * 4, &pair.host, bytes)?;
-        self.inputs.keep(pair);
-        Ok(())
+        // The input of an encoder is copied outside of steps.
+        self.inputs.release(pair)
     }
 }
 

@@ -87,6 +87,16 @@ records! {
         part: u32,
     }
 
+    /// Queries of a segment of rows, the work of one thread block per head: `Tile` in `sources/segment_attention.cu`.
+    struct SegmentTile {
+        /// First row of the segment.
+        first: u32,
+        /// The row behind the segment.
+        end: u32,
+        /// Row of the first query.
+        query: u32,
+    }
+
     /// One request to sample: `Task` in `sources/sample.cu`. A list is given by the index of its first word and its
     /// length.
     struct Task {

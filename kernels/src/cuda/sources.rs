@@ -162,6 +162,15 @@ kernels! {
     "gated_norm.cu" ["prelude.cuh"] {
         gated_norm: GatedNorm;
     }
+    "encoder.cu" ["prelude.cuh"] {
+        layer_norm: LayerNorm;
+        gelu_exact, gelu_tanh: Gelu;
+        rotate_heads: RotateHeads;
+        gather_convolution: GatherConvolution;
+    }
+    "segment_attention.cu" ["prelude.cuh", "mma.cuh"] {
+        segment_attention_32, segment_attention_64, segment_attention_80, segment_attention_128: SegmentAttention;
+    }
     "argmax.cu" ["prelude.cuh", "logits.cuh"] {
         argmax: Argmax;
         partial_argmax: PartialArgmax;

@@ -49,15 +49,28 @@ impl Staging {
     /// Enqueues a copy of `words` to the device, and returns the address of the copy. The copy is valid until the
     /// stream has passed the next [`seal`](Self::seal).
     pub(super) fn upload(&mut self, words: &[u32]) -> Result<DevicePointer<u32>, DeviceError> {
+        let pair = self.filled(words)?;
+        let at = pair.device.at();
+        self.keep(pair);
+        Ok(at)
+    }
+
+    /// Returns a pair whose device memory gets `words`.
+    pub(super) fn filled(&mut self, words: &[u32]) -> Result<Pair, DeviceError> {
         let bytes = size_of_val(words);
         let mut pair = self.take(bytes)?;
         for (to, word) in pair.host.bytes_mut().chunks_exact_mut(4).zip(words) {
             to.copy_from_slice(&word.to_ne_bytes());
         }
         pair.device.copy_in(0, &pair.host, bytes)?;
-        let at = pair.device.at();
-        self.keep(pair);
-        Ok(at)
+        Ok(pair)
+    }
+
+    /// Takes back a pair that operations enqueued so far use. It is free once the stream has passed them. In contrast
+    /// to [`keep`](Self::keep), this also works outside of steps, where nothing seals.
+    pub(super) fn release(&mut self, pair: Pair) -> Result<(), DeviceError> {
+        self.sealed.push_back((Event::record(&self.gpu)?, vec![pair]));
+        Ok(())
     }
 
     /// Keeps a pair until the stream has passed the next [`seal`](Self::seal).

@@ -11,6 +11,7 @@ mod codes;
 mod compile;
 mod delta_rule;
 mod dense;
+mod encoder;
 mod experts;
 mod flight;
 mod group;

@@ -13,8 +13,8 @@ use std::sync::Once;
 use tutti_kernels::cpu::{CpuDevice, Isa};
 use tutti_kernels::cuda::{self, CudaDevice, KernelCache};
 use tutti_kernels::{
-    Collectives, DeltaRule, Dense, Device, DeviceError, Experts, PagedAttention, Recurrence, Sampler,
-    StepResults,
+    Collectives, DeltaRule, Dense, Device, DeviceError, Encoder, Experts, PagedAttention, Recurrence,
+    Sampler, StepResults,
 };
 
 pub use numbers::{Random, assert_near, bits, bytes, matrix, stored};
@@ -22,11 +22,14 @@ pub use steps::{Share, begin};
 
 /// A device with all families of operations that the CPU device and the CUDA device have in common.
 pub trait Families:
-    Dense + Experts + PagedAttention + DeltaRule + Recurrence + Collectives + Sampler
+    Dense + Encoder + Experts + PagedAttention + DeltaRule + Recurrence + Collectives + Sampler
 {
 }
 
-impl<D: Dense + Experts + PagedAttention + DeltaRule + Recurrence + Collectives + Sampler> Families for D {}
+impl<D: Dense + Encoder + Experts + PagedAttention + DeltaRule + Recurrence + Collectives + Sampler> Families
+    for D
+{
+}
 
 /// A computation that runs on any device.
 pub trait Case {
