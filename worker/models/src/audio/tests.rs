@@ -69,7 +69,7 @@ fn encoder(dir: PathBuf, device: &mut CpuDevice) -> AudioEncoder<CpuDevice> {
 
 fn run(encoder: &mut AudioEncoder<CpuDevice>, device: &mut CpuDevice, clips: &[Mel]) -> Vec<f32> {
     let mut out = Vec::new();
-    encoder.run(device, clips, &mut out).unwrap();
+    encoder.run(device, clips, None, &mut out).unwrap();
     out
 }
 
@@ -102,7 +102,7 @@ fn the_encoder_of_qwen3_omni_agrees_and_clips_depend_on_each_other() {
         }
         eprintln!("qwen3_omni, audio encoder on {isa}: greatest |Δ| {worst:.2e}");
         assert!(worst < 1e-4, "on {isa}: {worst}");
-        let none = encoder.run(&mut device, &[], &mut Vec::new());
+        let none = encoder.run(&mut device, &[], None, &mut Vec::new());
         assert!(none.unwrap_err().to_string().contains("clips without a frame"));
     }
 }
