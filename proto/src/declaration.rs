@@ -7,7 +7,7 @@ use std::fmt;
 
 pub use self::media::{
     ClipInput, EncoderCall, EncoderCallError, MediaForm, MediaInput, MediaItemError, PixelCount, PixelInput,
-    RunError, Timestamps, encoder_calls, media_tokens,
+    RunError, SoundSentinels, Timestamps, encoder_calls, media_tokens,
 };
 use crate::cluster::v1 as pb;
 

@@ -1,6 +1,7 @@
 // The chat: the conversation, its requests, and the buttons that stop an answer or ask for another one.
 
 import { ApiError, events } from "./api.js";
+import * as attachments from "./attachments.js";
 import { atEnd, byId, element, toEnd } from "./elements.js";
 import * as parameters from "./parameters.js";
 import { Reply } from "./reply.js";
@@ -18,6 +19,7 @@ const again = element("button", { type: "button", class: "small", onclick: () =>
 /** Prepares the view. */
 export function start() {
   parameters.show();
+  attachments.start(() => messages.reduce((sum, message) => sum + fileBytes(message), 0));
   byId("compose").addEventListener("submit", (event) => {
     event.preventDefault();
     send();
@@ -45,7 +47,16 @@ export function start() {
 /** Sets the model that requests name, as `/v1/models` describes it; `null` if none is known. */
 export function serve(served) {
   model = served?.id ?? null;
-  if (served) welcome.describe(served, ask);
+  if (!served) return;
+  welcome.describe(served, ask);
+  attachments.offer(served);
+}
+
+/** Characters of a message's files in the API's format. */
+function fileBytes({ content }) {
+  if (!Array.isArray(content)) return 0;
+  const data = (part) => part.image_url?.url ?? part.input_audio?.data ?? "";
+  return content.reduce((sum, part) => sum + data(part).length, 0);
 }
 
 function status(text) {
@@ -61,14 +72,28 @@ function ask(question) {
 
 async function send() {
   const text = byId("prompt").value;
-  if (running || text.trim() === "") return;
+  const hasText = text.trim() !== "";
+  if (running || !(hasText || attachments.any())) return;
   const settings = parameters.read();
   if (settings === null) return;
   byId("prompt").value = "";
   welcome.show(false);
-  messages.push({ role: "user", content: text });
-  show("user", "You").body.textContent = text;
-  await answer(settings);
+  const files = attachments.take();
+  const said = hasText ? [{ type: "text", text }] : [];
+  const message = { role: "user", content: files.length ? [...files.map(({ part }) => part), ...said] : text };
+  const conversation = messages;
+  messages.push(message);
+  const shown = show("user", "You");
+  shown.body.append(...files.map(attachments.preview), text);
+  toEnd();
+  const isRefused = await answer(settings);
+  // A file that is refused once would be refused with every further message, so the message leaves the conversation.
+  if (!isRefused || !files.length || conversation !== messages) return;
+  messages = messages.filter((other) => other !== message);
+  again.remove();
+  shown.foot.textContent = "This message was refused and is not part of the conversation.";
+  attachments.giveBack(files);
+  if (byId("prompt").value === "") byId("prompt").value = text;
 }
 
 /** Drops the last answer and asks for another one. */
@@ -81,7 +106,7 @@ async function regenerate() {
   await answer(settings, "focus");
 }
 
-/** Requests an answer to the conversation, and shows it as it comes. */
+/** Requests an answer to the conversation, and shows it as it comes. Resolves with true if the server refuses the request. */
 async function answer({ system, body }, focus) {
   const conversation = messages;
   const shown = show("assistant", "Answer");
@@ -96,6 +121,7 @@ async function answer({ system, body }, focus) {
   const request = { ...body, messages: sent, stream: true, stream_options: { include_usage: true } };
   if (model) request.model ??= model;
   let end = "";
+  let isRefused = false;
   try {
     for await (const event of events("/v1/chat/completions", request, running.signal)) {
       if (reply.take(event)) status("Answering");
@@ -103,8 +129,10 @@ async function answer({ system, body }, focus) {
     end = reply.finish;
   } catch (problem) {
     if (problem.name === "AbortError") end = "stopped";
-    else if (problem instanceof ApiError) reply.fail(problem.message);
-    else throw problem;
+    else if (problem instanceof ApiError) {
+      reply.fail(problem.message);
+      isRefused = problem.status === 400 || problem.status === 413;
+    } else throw problem;
   } finally {
     running = null;
     byId("stop").disabled = true;
@@ -113,10 +141,11 @@ async function answer({ system, body }, focus) {
   const figures = reply.end(end);
   status(reply.failed ? "The answer failed" : `Answer complete: ${figures}`);
   // An answer to an earlier conversation is not added.
-  if (conversation !== messages) return;
+  if (conversation !== messages) return isRefused;
   atEnd(() => shown.tools.append(again));
   const message = reply.message();
   if (message) messages.push(message);
+  return isRefused;
 }
 
 /** Adds a message to the list. */

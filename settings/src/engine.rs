@@ -16,6 +16,8 @@ settings! {
             max_prefill_chunk_size: Option<usize> = None, unit "TOKENS", default "max-step-tokens", at least 1;
             /// Fixed token counts to which steps are padded, for devices with compiled graphs, such as 64,256,1024
             chunk_shapes: Option<ChunkShapes> = None, unit "TOKENS,...", default "none";
+            /// Fixed token counts to which calls of encoders of media are padded, for devices with compiled graphs
+            encoder_shapes: Option<ChunkShapes> = None, unit "TOKENS,...", default "none";
             /// Limit of a chunk in a step with other requests, if the scheduler cuts
             long_prefill_token_threshold: Option<usize> = None, unit "TOKENS", default "max-prefill-chunk-size", at least 1;
             /// Division among prompts of what decodes leave of a step

@@ -85,7 +85,8 @@ def visit(chromium):
                 problems.append(f"{message.type}: {message.text}")
 
         def asked(request):
-            if not request.url.startswith(server.url + "/"):
+            # A file that the page shows has a URL of the page's own origin behind `blob:`.
+            if not request.url.removeprefix("blob:").startswith(server.url + "/"):
                 problems.append(f"asks elsewhere: {request.url}")
 
         page.on("console", logged)

@@ -2,6 +2,7 @@
 
 import http.server
 import io
+import itertools
 import json
 import os
 import re
@@ -10,9 +11,9 @@ import threading
 
 import openai
 import pytest
-from harness import wait_for
+from harness import run_to_exit, wait_for
 from media_model import ask, text
-from omni_model import audio, image, png, video, wav, write
+from omni_model import FIRST_TOKEN, TOKENS, audio, image, png, video, wav, write
 from PIL import Image
 from streams import Streams
 
@@ -32,6 +33,16 @@ def disaggregated(tmp_path):
     return "--topology", path
 
 
+# The part behind each video is its sound.
+WITH_SOUND = dict(mm_processor_kwargs={"use_audio_in_video": True})
+
+
+def film():
+    """Returns the parts of a recording, of a video with its sound, and of another one whose sound is shorter."""
+    first = (video([png(32, 24, n) for n in range(6)], 4), audio(wav(20_000, 1)))
+    return audio(wav(6_000, 3)), text("Look: "), *first, text(", and "), video([png(16, 16, n) for n in range(5)], 0.7), audio(wav(9_000, 2))
+
+
 def zoo():
     """Yields chats with media of each kind, and one without."""
     more = dict(logprobs=True, top_logprobs=3, return_token_ids=True)
@@ -41,6 +52,7 @@ def zoo():
     yield ask(video([png(32, 24, n) for n in range(5)], 2), text("What happens?"), **more)
     # Sound stands on both sides of a picture, and is encoded together.
     yield ask(audio(wav(4_000, 1)), image(png(64, 64, 3)), audio(wav(8_000, 4)), video([png(16, 16, 1)] * 2, 1), text("all"), **more)
+    yield ask(*film(), text("Who speaks?"), **WITH_SOUND, **more)
     yield ask(text("no media"), **more)
 
 
@@ -64,6 +76,32 @@ def test_answers_do_not_depend_on_the_encoders_worker_or_on_chunks(start, model,
         assert answers(cluster, bodies) == expected, shape
 
 
+def test_padding_of_encoders_changes_no_bit_and_is_counted(start, model, disaggregated):
+    bodies = list(zoo())
+    plain = start("--workers", 1, "--no-prefix-cache", *model)
+    expected = answers(plain, bodies)
+    padding = lambda cluster: cluster.metrics()["tutti_worker_encoder_padding_tokens"]
+    assert padding(plain) == 0
+    plain.stop()
+    # The context, which is the most tokens of a call.
+    shapes = ("--encoder-shapes", "16,64,4096")
+    for shape in (("--workers", 1), disaggregated):
+        cluster = start(*shape, *shapes, "--encoder-cache-memory", 0, "--no-prefix-cache", *model)
+        assert answers(cluster, bodies) == expected, shape
+        assert padding(cluster) > 100
+        cluster.stop()
+    cluster = start("--workers", 1, "--encoder-shapes", "4096", "--encoder-cache-memory", 0, *model)
+    cluster.chat(**ask(image(png(64, 64, 5))))
+    cluster.wait_until_idle()
+    assert padding(cluster) == 4096 - 64
+
+
+def test_shapes_of_encoders_that_hold_no_full_call_are_refused_at_the_start(tmp_path, model):
+    flags = ("--workers", 1, "--encoder-shapes", "16,4095", "--http=127.0.0.1:0", "--grpc=127.0.0.1:0", *model)
+    code, log = run_to_exit("conductor", flags, tmp_path)
+    assert code == 64 and "encoder_shapes" in log and "has up to 4096 tokens" in log, f"{code}: {log}"
+
+
 def test_two_ranks_have_the_same_bits_beside_the_encoders_and_apart(start, model, tmp_path):
     bodies, path = list(zoo())[1:5], tmp_path / "topology.toml"
     path.write_text(DISAGGREGATED + "tp = 2\n")
@@ -82,6 +120,35 @@ def test_usage_counts_the_tokens_of_media_and_hits_only_the_same_picture(start, 
     assert first["prompt_tokens_details"]["image_tokens"] == 256
     cached = lambda usage: usage["prompt_tokens_details"]["cached_tokens"]
     assert cached(other) < 64 and cached(again) >= 256
+
+
+def test_sound_within_a_video_takes_turns_with_its_frames(start, model):
+    cluster = start("--workers", 1, *model)
+    asked = ask(*film(), text("?"), **WITH_SOUND, return_token_ids=True)
+    answer = cluster.chat(**asked)
+    name = {FIRST_TOKEN + n: name.strip("<|>") for n, name in enumerate(TOKENS)}
+    found = [(token, len(list(run))) for token, run in itertools.groupby(name[id] for id in answer["prompt_token_ids"] if id in name)]
+    # 32 × 24 pixels are 12 tokens, 3 patches of frames half a second from each other; 16 × 16 pixels are 4 tokens. The
+    # first sound is of 125 frames. Of 57 frames, 60 beside the longest, only tokens before the second patch of frames.
+    around = lambda runs: [("vision_start", 1), ("audio_start", 1), *runs, ("audio_end", 1), ("vision_end", 1)]
+    alone = [("audio_start", 1), ("audio_pad", 5), ("audio_end", 1)]
+    first = [("video_pad", 12), ("audio_pad", 7), ("video_pad", 12), ("audio_pad", 6), ("video_pad", 12), ("audio_pad", 4)]
+    assert found == alone + around(first) + around([("video_pad", 4), ("audio_pad", 8), ("video_pad", 8)])
+    counted = answer["usage"]["prompt_tokens_details"]
+    assert (counted["audio_tokens"], counted["video_tokens"]) == (5 + 17 + 8, 3 * 12 + 3 * 4)
+    separate = cluster.chat(**{key: value for key, value in asked.items() if key != "mm_processor_kwargs"})
+    assert separate["usage"]["prompt_tokens_details"]["audio_tokens"] == counted["audio_tokens"]
+    assert separate["prompt_token_ids"] != answer["prompt_token_ids"]
+
+    def refused(parts, path, words, **more):
+        error = cluster.post("/v1/chat/completions", ask(*parts, **WITH_SOUND | more))
+        assert error.status_code == 400 and error.json()["error"]["param"] == path and words in error.text, error.text
+
+    frames = video([png(16, 16, 1)] * 2, 1)
+    refused([frames, text("?"), audio(wav(9_000, 2))], "messages[0].content[0].video_url", "has no sound")
+    rateless = {"type": "video_url", "video_url": {"url": frames["video_url"]["url"]}}
+    refused([rateless, audio(wav(9_000, 2))], "messages[0].content[0].video_url.fps", "required")
+    refused([text("?")], "mm_processor_kwargs.fps", "not a parameter", mm_processor_kwargs={"fps": 2})
 
 
 def encoder_counts(cluster):

@@ -19,7 +19,7 @@ struct Reported {
     value: fn(&pb::WorkerLoad) -> i64,
 }
 
-const REPORTED: [Reported; 26] = [
+const REPORTED: [Reported; 27] = [
     Reported {
         name: "kv_pages_used",
         help: "KV pages that requests hold",
@@ -150,6 +150,12 @@ const REPORTED: [Reported; 26] = [
         name: "worker_encoder_cache_bytes",
         help: "Bytes of embeddings of media that are kept for further requests",
         value: |load| encoders(load).bytes as i64,
+    },
+    Reported {
+        name: "worker_encoder_padding_tokens",
+        help: "Tokens of padding that media encoders computed to reach a fixed shape (--encoder-shapes), since the \
+               worker's process began",
+        value: |load| encoders(load).padding_tokens as i64,
     },
 ];
 

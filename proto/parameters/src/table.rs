@@ -445,7 +445,10 @@ static REST: &[Parameter] = &[
     refused("echo", &[Chat], "a chat's prompt is the template's text; use /v1/completions", &["false"]),
     refused("best_of", &[Chat], "all choices are returned, none is picked", &["1"]),
     refused("suffix", &[Chat], "the model continues prompts and does not fill gaps", &["\"\""]),
-    refused("mm_processor_kwargs", &[Chat], "media are processed in one way", NOTHING),
+    parameter("mm_processor_kwargs", &[Chat], Kind::Object).note(
+        "`{\"use_audio_in_video\": true}`: [sound within videos](media.md#a-video-with-its-sound); other members are \
+         refused",
+    ),
     refused("function_call", &[Chat], OLD_TOOLS, &["\"none\"", "\"auto\""]),
     refused("modalities", &[Chat], "the output is text", &["[\"text\"]", "[]"]),
     refused("audio", &[Chat], "the output is text", &[]),

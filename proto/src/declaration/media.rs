@@ -76,6 +76,8 @@ pub struct PixelInput {
     pub positions_per_second: f32,
     /// Text between the frames of a video; `None` if a video is one run of tokens.
     pub timestamps: Option<Timestamps>,
+    /// Sentinels around a video and its sound; `None` if videos have no sound.
+    pub sound: Option<SoundSentinels>,
 }
 
 /// Pixels that the limits of a [`PixelInput`] count.
@@ -93,6 +95,15 @@ pub struct Timestamps {
     /// Token behind the text of the time.
     pub begin: u32,
     /// Token behind the patch.
+    pub end: u32,
+}
+
+/// Sentinels around the tokens of a video and of its sound, which take turns: see [`pb::SoundSentinels`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SoundSentinels {
+    /// Token in front of both.
+    pub begin: u32,
+    /// Token behind both.
     pub end: u32,
 }
 
@@ -139,6 +150,12 @@ impl PixelInput {
         }
         if !(self.positions_per_second >= 0.0 && self.positions_per_second <= 1000.0) {
             return Some("has positions per second that are not from 0 to 1,000");
+        }
+        if self.timestamps.is_some() && self.sound.is_some() {
+            return Some("has timestamps and sound, which no rule of positions covers");
+        }
+        if !is_video && self.sound.is_some() {
+            return Some("has sound, but is no video");
         }
         (!is_video && self.timestamps.is_some()).then_some("has timestamps, but is no video")
     }
@@ -290,6 +307,8 @@ impl From<PixelInput> for pb::PixelInput {
         };
         let timestamps =
             |Timestamps { begin, end }| pb::Timestamps { begin_token_id: begin, end_token_id: end };
+        let sound =
+            |SoundSentinels { begin, end }| pb::SoundSentinels { begin_token_id: begin, end_token_id: end };
         Self {
             patch: pixels.patch,
             merge: pixels.merge,
@@ -299,6 +318,7 @@ impl From<PixelInput> for pb::PixelInput {
             counted: counted.into(),
             positions_per_second: pixels.positions_per_second,
             timestamps: pixels.timestamps.map(timestamps),
+            sound: pixels.sound.map(sound),
         }
     }
 }
@@ -311,6 +331,10 @@ impl From<pb::PixelInput> for PixelInput {
         };
         let timestamps =
             |message: pb::Timestamps| Timestamps { begin: message.begin_token_id, end: message.end_token_id };
+        let sound = |message: pb::SoundSentinels| SoundSentinels {
+            begin: message.begin_token_id,
+            end: message.end_token_id,
+        };
         Self {
             patch: message.patch,
             merge: message.merge,
@@ -320,6 +344,7 @@ impl From<pb::PixelInput> for PixelInput {
             counted,
             positions_per_second: message.positions_per_second,
             timestamps: message.timestamps.map(timestamps),
+            sound: message.sound.map(sound),
         }
     }
 }

@@ -437,11 +437,23 @@ pub struct PixelInput {
     /// Text between the frames of a video. Absent if a video is one run of tokens.
     #[prost(message, optional, tag = "8")]
     pub timestamps: ::core::option::Option<Timestamps>,
+    /// Sentinels around a video whose tokens take turns with those of its sound. Absent if videos have no sound.
+    #[prost(message, optional, tag = "9")]
+    pub sound: ::core::option::Option<SoundSentinels>,
 }
 /// Each patch of frames is a run of its own, behind the text `<%.1f seconds>` (the mean of the times of its first and its
 /// last frame) and the first sentinel, and in front of the second.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Timestamps {
+    #[prost(uint32, tag = "1")]
+    pub begin_token_id: u32,
+    #[prost(uint32, tag = "2")]
+    pub end_token_id: u32,
+}
+/// A token of a video with sound stands in front of the tokens of sound whose positions are not below its own. Both are
+/// behind the first sentinel, which is behind that of the video, and in front of the second.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SoundSentinels {
     #[prost(uint32, tag = "1")]
     pub begin_token_id: u32,
     #[prost(uint32, tag = "2")]
@@ -1005,6 +1017,9 @@ pub struct EncoderCounts {
     /// Bytes of embeddings that the cache holds.
     #[prost(uint64, tag = "3")]
     pub bytes: u64,
+    /// Tokens of padding that encoders computed to reach a fixed shape.
+    #[prost(uint64, tag = "4")]
+    pub padding_tokens: u64,
 }
 /// Counters of the masks of constrained output, since the worker's process began.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

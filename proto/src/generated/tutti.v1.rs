@@ -64,6 +64,10 @@ pub struct Media {
     /// Frames per second of a video. Required for two frames or more.
     #[prost(float, optional, tag = "5")]
     pub fps: ::core::option::Option<f32>,
+    /// True for the sound of the video that is the item before: its tokens take turns with those of the video, and it has
+    /// no placeholder in the prompt. Not every model takes such sound.
+    #[prost(bool, tag = "6")]
+    pub sound_of_video: bool,
 }
 /// Nested message and enum types in `Media`.
 pub mod media {

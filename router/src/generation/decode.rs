@@ -16,7 +16,9 @@ use std::{
 use tutti_media::{Budget, MediaError, Memory, Pixels, SAMPLE_RATE, SizeLimits};
 use tutti_proto::{
     cluster::v1::{self as pb, MediaKind},
-    declaration::{ClipInput, MediaForm, MediaInput, PixelCount, PixelInput, encoder_calls, media_tokens},
+    declaration::{
+        ClipInput, MediaForm, MediaInput, PixelCount, PixelInput, SoundSentinels, encoder_calls, media_tokens,
+    },
 };
 use tutti_runtime::Error;
 use tutti_settings::RouterSettings;
@@ -81,12 +83,41 @@ pub struct DecodedItem {
     pub placeholder: u32,
     /// The texts in front of the item's runs, such as `<0.5 seconds>`. Empty if the item is one run without a text.
     pub times: Vec<String>,
+    /// The item's relation to another one.
+    pub pairing: Pairing,
+}
+
+/// The relation of an item to the one next to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Pairing {
+    /// There is none.
+    #[default]
+    Alone,
+    /// The item is a video, and the next item is its sound.
+    Video(Turns),
+    /// The item is the sound of the video before.
+    Sound,
+}
+
+/// The way in which the tokens of a video take turns with those of its sound.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Turns {
+    /// Sentinels around both.
+    pub sentinels: SoundSentinels,
+    /// Seconds from one patch of frames to the next, in the precision in which the order is computed.
+    pub seconds_per_patch: f64,
+    /// Positions per second. A token of sound is one position.
+    pub positions_per_second: f64,
 }
 
 impl DecodedItem {
-    /// Number of the item's placeholders in a client's prompt: one for each of its runs.
+    /// Number of the item's placeholders in a client's prompt: one for each of its runs with a text, and none for the
+    /// sound of a video.
     pub fn placeholders(&self) -> usize {
-        self.times.len().max(1)
+        match self.pairing {
+            Pairing::Sound => 0,
+            Pairing::Video(_) | Pairing::Alone => self.times.len().max(1),
+        }
     }
 }
 
@@ -174,8 +205,8 @@ fn file_bytes(item: &Media) -> usize {
 }
 
 /// Seconds from one patch of frames to the next, as the reference computes them.
-fn seconds_per_patch(pixels: &PixelInput, fps: f32) -> f32 {
-    if fps > 0.0 { (f64::from(pixels.temporal) / f64::from(fps)) as f32 } else { f32::INFINITY }
+fn seconds_per_patch(pixels: &PixelInput, fps: f64) -> f64 {
+    if fps > 0.0 { f64::from(pixels.temporal) / fps } else { f64::INFINITY }
 }
 
 /// The limits of one request's items.
@@ -206,8 +237,10 @@ fn decode_all(
     let mut limits = Limits { settings, tokens, left: settings.max_media_bytes, deadline };
     let mut decoded = Vec::with_capacity(media.len());
     let mut items = Vec::with_capacity(media.len());
-    for item in media {
+    let have_sound: Vec<bool> = media.iter().skip(1).map(|item| item.is_sound_of_video).collect();
+    for (index, item) in media.into_iter().enumerate() {
         let input = input_of(&item, &inputs)?;
+        let is_sound_of_video = item.is_sound_of_video;
         let (path, fps) = (item.path.clone(), item.fps.unwrap_or(1.0));
         let (frames, bytes) = (item.data.len(), file_bytes(&item));
         let done =
@@ -220,7 +253,20 @@ fn decode_all(
             }
             _ => Vec::new(),
         };
-        decoded.push((path, input.placeholder, times));
+        let pairing = match input.form {
+            MediaForm::Pixels(pixels @ PixelInput { sound: Some(sentinels), .. })
+                if have_sound.get(index) == Some(&true) =>
+            {
+                Pairing::Video(Turns {
+                    sentinels,
+                    seconds_per_patch: seconds_per_patch(&pixels, fps),
+                    positions_per_second: pixels.positions_per_second.into(),
+                })
+            }
+            _ if is_sound_of_video => Pairing::Sound,
+            _ => Pairing::Alone,
+        };
+        decoded.push((path, input.placeholder, times, pairing));
         items.push(done);
     }
     // The message of each choice has a copy of the canonical forms.
@@ -236,8 +282,14 @@ fn decode_all(
     let kinds = items.iter().zip(&counts).map(|(item, tokens)| (item.kind(), *tokens as usize));
     encoder_calls(&inputs, kinds)
         .map_err(|error| Error::invalid(&decoded[error.item()].0, error.to_string()))?;
-    let of_item =
-        |((path, placeholder, times), (item, tokens))| DecodedItem { path, item, tokens, placeholder, times };
+    let of_item = |((path, placeholder, times, pairing), (item, tokens))| DecodedItem {
+        path,
+        item,
+        tokens,
+        placeholder,
+        times,
+        pairing,
+    };
     let items = decoded.into_iter().zip(items.into_iter().zip(counts)).map(of_item).collect();
     Ok(DecodedMedia { items, lease: Some(lease) })
 }
@@ -309,7 +361,7 @@ fn decode_item(
                 let patches = frames.count.div_ceil(pixels.temporal.max(1) as usize);
                 return Ok(pb::MediaItem {
                     grid: Some(grid(&pixels, patches, frames.size)),
-                    seconds_per_grid: Some(seconds_per_patch(&pixels, fps.unwrap_or(1.0))),
+                    seconds_per_grid: Some(seconds_per_patch(&pixels, fps.unwrap_or(1.0)) as f32),
                     data: frames.pixels.into(),
                     ..empty
                 });
@@ -368,9 +420,9 @@ fn grid(pixels: &PixelInput, patches: usize, [height, width]: Pixels) -> pb::Med
 }
 
 /// The texts in front of the patches of `frames` frames: the mean of the times of a patch's first and last frame.
-fn times(frames: usize, per_patch: usize, fps: f32) -> Vec<String> {
+fn times(frames: usize, per_patch: usize, fps: f64) -> Vec<String> {
     let per_patch = per_patch.max(1);
-    let time = |frame: usize| frame.min(frames.saturating_sub(1)) as f64 / f64::from(fps);
+    let time = |frame: usize| frame.min(frames.saturating_sub(1)) as f64 / fps;
     let of_patch = |first: usize| {
         let seconds = (time(first) + time(first + per_patch - 1)) / 2.0;
         format!("<{seconds:.1} seconds>")

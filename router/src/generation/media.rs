@@ -1,6 +1,9 @@
 //! Placeholders of media in a prompt. The client's prompt has one placeholder token per item, or one per patch of
 //! frames of a video whose frames have their times in front of them. The prompt sent to the conductor has one
-//! placeholder token for every token that the item takes.
+//! placeholder token for every token that the item takes. A video and its sound have one placeholder, and their tokens
+//! take turns.
+
+mod turns;
 
 use tutti_proto::{
     TokenLimit,
@@ -9,7 +12,8 @@ use tutti_proto::{
 };
 use tutti_runtime::Error;
 
-use super::decode::DecodedItem;
+use self::turns::Stream;
+use super::decode::{DecodedItem, Pairing};
 use crate::served::ServedModel;
 
 /// Replaces each placeholder by several copies: one for each token that the placeholder's item takes there. Returns the
@@ -42,7 +46,12 @@ pub fn expand(
         return Ok((ids, Vec::new()));
     }
     let TokenLimit { tokens: limit, what } = model.description.request_limits().tokens;
-    let tokens: u64 = media.iter().map(|item| u64::from(item.tokens)).sum();
+    // A video with sound has two more sentinels than the client's prompt has.
+    let taken = |item: &DecodedItem| match item.pairing {
+        Pairing::Video(_) => u64::from(item.tokens) + 2,
+        Pairing::Sound | Pairing::Alone => item.tokens.into(),
+    };
+    let tokens: u64 = media.iter().map(taken).sum();
     let total = tokens + (ids.len() - placeholders) as u64;
     if total > u64::from(limit) {
         let message = format!("has {total} tokens with its media, more than {limit}, which is {what}");
@@ -51,8 +60,10 @@ pub fn expand(
     let mut expanded = Vec::with_capacity(total as usize);
     let mut rest = ids.into_iter();
     let mut items = Vec::with_capacity(media.len());
-    for DecodedItem { path, mut item, tokens, placeholder, times } in media {
+    let mut media = media.into_iter();
+    while let Some(DecodedItem { path, mut item, tokens, placeholder, times, pairing }) = media.next() {
         let runs = times.len().max(1) as u32;
+        let mut runs_of_sound = Vec::new();
         while item.runs.len() < runs as usize {
             // The counts are equal, so every item has its placeholders.
             let Some(id) = rest.next() else { break };
@@ -66,14 +77,36 @@ pub fn expand(
                 let message = format!("is {kind}, but its placeholder in the prompt is for other media");
                 return Err(Error::invalid(path, message));
             }
-            let (first, tokens) = (expanded.len(), tokens / runs);
-            expanded.resize(first + tokens as usize, id);
-            item.runs.push(pb::MediaRun { first: first as u32, tokens });
+            match (pairing, media.as_slice().first()) {
+                (Pairing::Video(turns), Some(sound)) => {
+                    let of_sound = sound.placeholder;
+                    expanded.push(turns.sentinels.begin);
+                    for (stream, tokens) in turns.runs(&item, tokens, sound.tokens) {
+                        let (id, runs) = match stream {
+                            Stream::Video => (id, &mut item.runs),
+                            Stream::Sound => (of_sound, &mut runs_of_sound),
+                        };
+                        runs.push(copies(&mut expanded, id, tokens));
+                    }
+                    expanded.push(turns.sentinels.end);
+                }
+                _ => item.runs.push(copies(&mut expanded, id, tokens / runs)),
+            }
         }
         items.push(item);
+        if !runs_of_sound.is_empty() {
+            items.extend(media.next().map(|sound| pb::MediaItem { runs: runs_of_sound, ..sound.item }));
+        }
     }
     expanded.extend(rest);
     Ok((expanded, items))
+}
+
+/// Appends copies of a placeholder, and returns the run that they are.
+fn copies(ids: &mut Vec<u32>, placeholder: u32, tokens: u32) -> pb::MediaRun {
+    let first = ids.len();
+    ids.resize(first + tokens as usize, placeholder);
+    pb::MediaRun { first: first as u32, tokens }
 }
 
 /// Writes the times of frames into a text, in front of the placeholders of videos: each placeholder, with the sentinels

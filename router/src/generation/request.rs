@@ -106,9 +106,12 @@ pub struct Media {
     /// URL of the file, which is fetched before the item is decoded; `None` if the request has the data.
     pub url: Option<Url>,
     /// Frames per second of a video; `None` if the client does not say.
-    pub fps: Option<f32>,
+    pub fps: Option<f64>,
     /// Detail in which a picture is read.
     pub detail: Detail,
+    /// True for the sound of the video that is the item before. Their tokens take turns, and the sound has no
+    /// placeholder.
+    pub is_sound_of_video: bool,
 }
 
 /// Detail in which a picture is read.

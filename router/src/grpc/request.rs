@@ -99,7 +99,7 @@ fn media((index, media): (usize, pb::Media)) -> Result<Media, Error> {
             return Err(Error::invalid(format!("{path}.kind"), "is required: AUDIO, IMAGE or VIDEO"));
         }
     };
-    let pb::Media { format, data, frames, fps, .. } = media;
+    let pb::Media { format, data, frames, fps, sound_of_video: is_sound_of_video, .. } = media;
     let data = match (frames.is_empty(), data.is_empty()) {
         (true, _) => vec![data],
         (false, true) => frames,
@@ -107,7 +107,8 @@ fn media((index, media): (usize, pb::Media)) -> Result<Media, Error> {
             return Err(Error::invalid(format!("{path}.frames"), "cannot be given beside data"));
         }
     };
-    Ok(Media { path, kind, format, data, url: None, fps, detail: Detail::Full })
+    let (fps, detail) = (fps.map(f64::from), Detail::Full);
+    Ok(Media { path, kind, format, data, url: None, fps, detail, is_sound_of_video })
 }
 
 /// The call's timeout from the `grpc-timeout` header: at most 8 digits and a unit. A malformed value is ignored, as in

@@ -37,6 +37,11 @@ impl BodyReader {
         Self { uploads }
     }
 
+    /// Maximum size of a body in bytes.
+    pub fn limit(&self) -> usize {
+        self.uploads.limit()
+    }
+
     /// Reads a body. A body over the size limit is refused as soon as its size is known. A slow body is refused at its
     /// deadline.
     pub async fn read(&self, request: Request) -> Result<RequestBody, Error> {

@@ -56,7 +56,8 @@ fn input_audio(path: &str, value: &RawValue, kind: MediaKind) -> Result<Media, E
     let data = decode(&fields.name("data"), &data.0)?;
     fields.finish()?;
     let (path, data) = (path.into(), vec![data]);
-    Ok(Media { path, kind, format, data, url: None, fps: None, detail: Detail::Full })
+    let (detail, is_sound_of_video) = (Detail::Full, false);
+    Ok(Media { path, kind, format, data, url: None, fps: None, detail, is_sound_of_video })
 }
 
 /// Parses a URL, with the options that its kind has.
@@ -77,7 +78,7 @@ fn url(path: &str, value: &RawValue, kind: MediaKind) -> Result<Media, Error> {
     let detail = if kind == MediaKind::Image { detail(&mut fields)? } else { Detail::Full };
     let fps = if kind == MediaKind::Video { fields.take("fps")? } else { None };
     fields.finish()?;
-    Ok(Media { path: path.into(), kind, format, data, url, fps, detail })
+    Ok(Media { path: path.into(), kind, format, data, url, fps, detail, is_sound_of_video: false })
 }
 
 /// True for the URL of a file on a host. Videos are no files: their frames are in the request.

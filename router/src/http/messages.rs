@@ -2,7 +2,7 @@
 //! messages are refused by name.
 
 use serde_json::value::RawValue;
-use tutti_proto::parameters::Scope;
+use tutti_proto::{cluster::v1::MediaKind, parameters::Scope};
 use tutti_runtime::Error;
 
 use super::{
@@ -43,13 +43,14 @@ pub fn take(fields: &mut Fields<'_>) -> Result<Given, Error> {
     if given.is_empty() {
         return Err(Error::invalid("messages", "is empty"));
     }
-    let mut media = Vec::new();
+    let mut media = GivenMedia { items: Vec::new(), have_sound: take_sound_in_videos(fields)? };
     let mut history = History::default();
     let messages: Vec<Message> = given
         .into_iter()
         .enumerate()
         .map(|(i, value)| message(&format!("messages[{i}]"), value, &mut media, &mut history))
         .collect::<Result<_, _>>()?;
+    let media = media.items;
     let GivenTools { shown, tools, bytes } = tools::take(fields)?;
     let continue_final_message: bool = fields.take_or_default("continue_final_message")?;
     let add_generation_prompt: Option<bool> = fields.take("add_generation_prompt")?;
@@ -75,6 +76,24 @@ pub fn take(fields: &mut Fields<'_>) -> Result<Given, Error> {
     Ok(Given { prompt, media, tools, tool_bytes: bytes, earlier_calls: history.calls })
 }
 
+/// The media of messages.
+struct GivenMedia {
+    /// The items, in order.
+    items: Vec<Media>,
+    /// True if the part behind each video is its sound.
+    have_sound: bool,
+}
+
+/// Takes `mm_processor_kwargs`, as in vLLM. True if the part behind each video is its sound.
+fn take_sound_in_videos(fields: &mut Fields<'_>) -> Result<bool, Error> {
+    let name = fields.name("mm_processor_kwargs");
+    let Some(value) = fields.take_raw("mm_processor_kwargs") else { return Ok(false) };
+    let mut fields = Fields::of_value(&name, value)?;
+    let have_sound = fields.take_or_default("use_audio_in_video")?;
+    fields.finish()?;
+    Ok(have_sound)
+}
+
 /// Takes `chat_template_kwargs`, the variables of the template.
 fn variables(fields: &mut Fields<'_>) -> Result<serde_json::Map<String, serde_json::Value>, Error> {
     let name = fields.name("chat_template_kwargs");
@@ -90,7 +109,7 @@ fn variables(fields: &mut Fields<'_>) -> Result<serde_json::Map<String, serde_js
 fn message(
     path: &str,
     value: &RawValue,
-    media: &mut Vec<Media>,
+    media: &mut GivenMedia,
     history: &mut History,
 ) -> Result<Message, Error> {
     let mut fields = Fields::of_object(path, value, Scope::Message)?;
@@ -118,16 +137,29 @@ fn reasoning(fields: &mut Fields<'_>) -> Result<Option<String>, Error> {
     Ok(first.or(second).filter(|text| !text.is_empty()))
 }
 
-/// Parses content parts. Adds the media items to `media`, in order.
-fn parts(path: &str, value: &RawValue, media: &mut Vec<Media>) -> Result<Vec<ContentPart>, Error> {
+/// Parses content parts. Adds the media items to `media`, in order. Sound of a video is no part of its own for the
+/// template, because it has no placeholder.
+fn parts(path: &str, value: &RawValue, media: &mut GivenMedia) -> Result<Vec<ContentPart>, Error> {
     let given: Vec<&RawValue> = fields::list(path, value, MAX_MESSAGES)?;
     let mut parts = Vec::with_capacity(given.len());
+    // The path of a video, until its sound comes.
+    let mut silent: Option<String> = None;
+    let refused = |video: String| {
+        let message = "has no sound: with use_audio_in_video, the next part of the message must be its sound, an \
+                       input_audio or audio_url";
+        Error::invalid(video, message)
+    };
     for (i, part) in given.into_iter().enumerate() {
         let path = format!("{path}[{i}]");
         let mut fields = Fields::of_value(&path, part)?;
         let kind: String = fields.require("type")?;
         match kind.as_str() {
-            "text" => parts.push(ContentPart::Text(fields.require("text")?)),
+            "text" => {
+                if let Some(video) = silent.take() {
+                    return Err(refused(video));
+                }
+                parts.push(ContentPart::Text(fields.require("text")?));
+            }
             name => {
                 let Some(item) = media_parts::take(name, &path, &mut fields) else {
                     let known: Vec<&str> = ["text"].into_iter().chain(media_parts::part_types()).collect();
@@ -135,14 +167,19 @@ fn parts(path: &str, value: &RawValue, media: &mut Vec<Media>) -> Result<Vec<Con
                         format!("{kind:?} is not supported: it must be one of {}", known.join(", "));
                     return Err(Error::invalid(fields.name("type"), message));
                 };
-                let item = item?;
-                parts.push(ContentPart::Media { kind: item.kind, placeholder: String::new() });
-                media.push(item);
+                let mut item = item?;
+                match silent.take() {
+                    Some(_) if item.kind == MediaKind::Audio => item.is_sound_of_video = true,
+                    Some(video) => return Err(refused(video)),
+                    None => parts.push(ContentPart::Media { kind: item.kind, placeholder: String::new() }),
+                }
+                silent = (media.have_sound && item.kind == MediaKind::Video).then(|| item.path.clone());
+                media.items.push(item);
             }
         }
         fields.finish()?;
     }
-    Ok(parts)
+    silent.map_or(Ok(parts), |video| Err(refused(video)))
 }
 
 #[cfg(test)]

@@ -219,6 +219,8 @@ async fn models_and_tokens_are_reported() {
     let get = |path: &str| axum::http::Request::get(path).body(axum::body::Body::empty()).unwrap();
     let models = setup.send(get("/v1/models")).await.json();
     assert_eq!((&models["data"][0]["id"], &models["data"][0]["max_model_len"]), (&json!("tiny"), &json!(64)));
+    assert_eq!(models["data"][0]["input_modalities"], json!(["text"]));
+    assert_eq!(models["data"][0]["max_body_bytes"], json!(32 << 20));
     assert_eq!(setup.send(get("/v1/models/tiny")).await.json()["object"], "model");
     let body = json!({ "prompt": "hello é", "return_token_strs": true });
     let tokens = setup.post("/tokenize", &body).await.json();

@@ -69,6 +69,7 @@ def write(directory):
     thinker = dict(text_config=text, vision_config=vision, audio_config=audio, dtype="float32", position_id_per_seconds=13)
     thinker |= dict(audio_token_id=ids["audio_pad"], image_token_id=ids["image_pad"], video_token_id=ids["video_pad"])
     thinker |= dict(vision_start_token_id=ids["vision_start"], vision_end_token_id=ids["vision_end"])
+    thinker |= dict(audio_start_token_id=ids["audio_start"], audio_end_token_id=ids["audio_end"])
     config = dict(architectures=["Qwen3OmniMoeForConditionalGeneration"], thinker_config=thinker)
     (directory / "config.json").write_text(json.dumps(config))
     write_preprocessor(directory)

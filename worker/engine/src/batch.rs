@@ -27,6 +27,8 @@ pub(crate) struct BatchLimits {
     pub page_tokens: usize,
     /// The shapes to which forwards are padded; `None` for no padding.
     pub shapes: Option<ChunkShapes>,
+    /// The shapes to which calls of encoders are padded; `None` for no padding.
+    pub encoder_shapes: Option<ChunkShapes>,
 }
 
 /// Input buffers of forward passes (forwards), sized for the largest forward and refilled for each forward.

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use tutti_kernels::DeviceError;
 use tutti_models::{EncoderItem, Model};
+use tutti_settings::ChunkShapes;
 
 use crate::{
     encoder_cache::EncoderCache,
@@ -11,12 +12,13 @@ use crate::{
 };
 
 /// Runs the encoder calls whose embeddings lie within the range `rows`, unless the embeddings are in `cache`, and
-/// returns the embeddings. A range that cuts a call is refused.
+/// returns the embeddings. A range that cuts a call is refused. Calls are padded to `shapes`.
 pub(crate) fn encode(
     model: &mut dyn Model,
     cache: &mut EncoderCache,
     rows: &Range<usize>,
     encodings: &[Encoding],
+    shapes: Option<&ChunkShapes>,
 ) -> Result<Vec<f32>, DeviceError> {
     let mut out = Vec::new();
     let touched = |call: &&Encoding| call.rows.start < rows.end && rows.start < call.rows.end;
@@ -31,7 +33,9 @@ pub(crate) fn encode(
         }
         let before = out.len();
         let items: Vec<EncoderItem<'_>> = items.iter().map(EncodedItem::view).collect();
-        model.encode(*walk, &items, &mut out)?;
+        let shape = shapes.and_then(|shapes| shapes.fit(own.len()));
+        model.encode(*walk, &items, shape, &mut out)?;
+        cache.count_padding(shape.map_or(0, |shape| shape - own.len()));
         let encoded = &out[before..];
         let (values, embeddings) = (encoded.len(), own.len());
         if values != call.values() {

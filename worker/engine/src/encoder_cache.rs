@@ -36,6 +36,8 @@ pub(crate) struct EncoderCounts {
     pub misses: u64,
     /// Bytes that the cache holds.
     pub bytes: u64,
+    /// Tokens of padding that encoders computed.
+    pub padding_tokens: u64,
 }
 
 /// Embeddings of calls, the least recently used of which make room for others.
@@ -72,6 +74,11 @@ impl EncoderCache {
     /// The counts since the engine began.
     pub fn counts(&self) -> EncoderCounts {
         self.counts
+    }
+
+    /// Counts tokens of padding that an encoder has computed.
+    pub fn count_padding(&mut self, tokens: usize) {
+        self.counts.padding_tokens += tokens as u64;
     }
 
     /// Returns the embeddings of a call, and counts a hit. `None`, and a miss, if they are not here or if the call has

@@ -17,7 +17,7 @@ use crate::{
     engine_core::EngineCore,
     kv::KvSize,
     overlap::{self, DeviceLoop, EngineHandle},
-    report,
+    padding, report,
     reporter::Reporter,
     runner::Runner,
     spec::{self, ServedModel},
@@ -56,6 +56,7 @@ impl Engine {
                 format!("has a shape of {asked}, but the model was loaded for steps of {most} tokens");
             return Err(Error::invalid("chunk_shapes", message));
         }
+        padding::check_encoder_shapes(settings.encoder_shapes.as_ref(), model.declaration())?;
         let kv = KvSize::choose(&*model, settings)?;
         let config = SchedulerConfig {
             // If `max_running_requests` is not set, the number of slots limits it.
@@ -85,6 +86,7 @@ impl Engine {
             row_tokens: forward_tokens(settings),
             page_tokens: kv.page_tokens,
             shapes: settings.chunk_shapes.clone(),
+            encoder_shapes: settings.encoder_shapes.clone(),
         };
         let batch = Batch::new(batch_limits, declaration);
         let reporter = Reporter {

@@ -19,10 +19,16 @@
 //! tensors, and no row depends on another. A mixture of experts gets the number of valid rows: padding chooses no
 //! expert, is not counted, and causes no reads of expert weights. In the last layer, the rows that are kept for logits
 //! are padded to a shape of the same set, so that all operations of a forward have a declared number of rows. The LM
-//! head runs over tiles of wanted rows, which have no padding. Encoders run outside of forwards, on items of any
-//! length, and are not padded. A simulated device charges padding as prefill.
+//! head runs over tiles of wanted rows, which have no padding. A simulated device charges padding as prefill.
+//!
+//! Encoders run outside of forwards, and have shapes of their own (`--encoder-shapes`): tokens per call, padding
+//! included, from which the number of patches follows. Padding has zeros for pixels or features and sees itself alone.
+//! The convolutions over sound run chunk by chunk, and chunks are not padded: a longer chunk has other bits in its last
+//! tokens, because biases leak from its padding.
 
 use tutti_kernels::StepShape;
+use tutti_proto::declaration::ModelDeclaration;
+use tutti_runtime::Error;
 use tutti_settings::ChunkShapes;
 
 /// Returns the shape of a forward: the smallest of `shapes` with room for its tokens, and the smallest with room for
@@ -35,6 +41,33 @@ pub(crate) fn shape_of(shapes: Option<&ChunkShapes>, tokens: usize, logit_rows: 
         // Without logit rows the last layer ends early, so there are no logit rows to pad.
         logit_rows: if logit_rows == 0 { 0 } else { shapes.fit(logit_rows)? },
     })
+}
+
+/// Refuses shapes of encoders if even the greatest does not hold a full call, or if the encoders were loaded for fewer
+/// tokens.
+pub(crate) fn check_encoder_shapes(
+    shapes: Option<&ChunkShapes>,
+    model: &ModelDeclaration,
+) -> Result<(), Error> {
+    let Some(shapes) = shapes else { return Ok(()) };
+    let greatest = shapes.greatest();
+    for input in model.media() {
+        let kind = input.kind.as_str_name().to_lowercase();
+        let problem = match input.max_call_tokens.map(|most| most as usize) {
+            None => format!("cannot be set: calls of the encoder of {kind} have no limit of tokens"),
+            Some(most) if greatest < most => {
+                format!(
+                    "has no shape above {greatest}, but a call of the encoder of {kind} has up to {most} tokens"
+                )
+            }
+            Some(most) if greatest > most => format!(
+                "has a shape of {greatest}, but the encoder of {kind} was loaded for calls of {most} tokens"
+            ),
+            Some(_) => continue,
+        };
+        return Err(Error::invalid("encoder_shapes", problem));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -138,8 +138,9 @@ pub(crate) fn load(
 }
 
 fn encoder_counts(counts: EncoderCounts) -> Option<pb::EncoderCounts> {
-    let EncoderCounts { hits, misses, bytes } = counts;
-    (counts != EncoderCounts::default()).then_some(pb::EncoderCounts { hits, misses, bytes })
+    let EncoderCounts { hits, misses, bytes, padding_tokens } = counts;
+    let reported = pb::EncoderCounts { hits, misses, bytes, padding_tokens };
+    (counts != EncoderCounts::default()).then_some(reported)
 }
 
 fn mask_counts(MaskCounts { pool, awaited, late }: MaskCounts) -> pb::MaskCounts {

@@ -210,7 +210,9 @@ impl Runner {
                 *result = Ok(RowResult { not_sampled, ..RowResult::default() });
                 next = row.positions.end;
             } else if !sequence.encodings.is_empty() {
-                match encode(&mut *self.model, &mut self.encoder_cache, &row.positions, &sequence.encodings) {
+                let shapes = self.batch.limits().encoder_shapes.as_ref();
+                let (model, cache) = (&mut *self.model, &mut self.encoder_cache);
+                match encode(model, cache, &row.positions, &sequence.encodings, shapes) {
                     Err(error @ DeviceError::Lost(_)) => return Err(error),
                     encoded => *result = encoded.map(|encoded| RowResult { encoded, ..Default::default() }),
                 }

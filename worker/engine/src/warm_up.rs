@@ -1,6 +1,7 @@
 //! Runs one step before the first request, so that weights are in memory and every code path has run once. With fixed
 //! shapes, one step runs per shape, and both its tokens and its logit rows are padded to the shape. So a device that
-//! compiles or records a shape at its first use does this before the first request.
+//! compiles or records a shape at its first use does this before the first request. Encoders run once per shape of
+//! theirs.
 
 use tutti_kernels::{
     DeviceError, PageId, RowInputs, SampleRow, SamplingParams, SlotId, StepInputs, StepShape,
@@ -20,12 +21,16 @@ const MAX_TOKENS: usize = 32;
 /// Encodes one token of each kind of media, then runs small prefills and samples from each. Writes only the null page,
 /// which no request reads.
 pub(crate) fn run(model: &mut dyn Model, limits: &BatchLimits) -> Result<(), DeviceError> {
+    let shapes = limits.encoder_shapes.as_ref().map(|shapes| shapes.iter().map(Some).collect());
+    let shapes: Vec<Option<usize>> = shapes.unwrap_or_else(|| vec![None]);
     for input in model.declaration().media().to_vec() {
         let (data, grid) = smallest(&input);
-        match model.encode(input.walk, &[EncoderItem { data: &data, grid }], &mut Vec::new()) {
-            // Another worker holds this encoder.
-            Err(DeviceError::Misuse(_)) => {}
-            encoded => encoded?,
+        for shape in &shapes {
+            match model.encode(input.walk, &[EncoderItem { data: &data, grid }], *shape, &mut Vec::new()) {
+                // Another worker holds this encoder.
+                Err(DeviceError::Misuse(_)) => {}
+                encoded => encoded?,
+            }
         }
     }
     if !model.has_thinker() {

@@ -134,8 +134,16 @@ impl<D: Encoder + Dense> AudioEncoder<D> {
         self.weight_bytes
     }
 
-    /// Encodes all clips of a request. Appends one embedding per token to `out`, clip by clip.
-    pub fn run(&mut self, device: &mut D, clips: &[Mel], out: &mut Vec<f32>) -> Result<(), DeviceError> {
+    /// Encodes all clips of a request. Appends one embedding per token to `out`, clip by clip. `shape` is the number of
+    /// tokens to compute, of which the last are padding; `None` for no padding. Convolutions run over chunks, whose
+    /// only sizes are those of [`CHUNK`] and, if all clips are shorter, of the longest.
+    pub fn run(
+        &mut self,
+        device: &mut D,
+        clips: &[Mel],
+        shape: Option<usize>,
+        out: &mut Vec<f32>,
+    ) -> Result<(), DeviceError> {
         let Self { config, weights, convolutions, buffers, .. } = self;
         if clips.is_empty() || clips.iter().any(|clip| clip.frames == 0 || clip.bins != config.bins) {
             let bins = config.bins;
@@ -143,11 +151,13 @@ impl<D: Encoder + Dense> AudioEncoder<D> {
         }
         let lengths: Vec<usize> = clips.iter().map(|clip| clip.frames).collect();
         let count: usize = lengths.iter().map(|&frames| tokens(frames)).sum();
-        if count > buffers.tokens {
+        let padded = shape.unwrap_or(count);
+        if padded < count || padded > buffers.tokens {
             let most = buffers.tokens;
-            return Err(DeviceError::Misuse(format!("{count} tokens in one call, the limit is {most}")));
+            let problem = format!("{count} tokens in one call that computes {padded}, the limit is {most}");
+            return Err(DeviceError::Misuse(problem));
         }
-        let Division { chunks, longest, windows } = Division::new(&lengths, config.chunks_per_window);
+        let Division { chunks, longest, mut windows } = Division::new(&lengths, config.chunks_per_window);
         let (mut features, mut positions) = (Vec::new(), Vec::new());
         let of_clips = clips.iter().flat_map(|clip| {
             (0..clip.frames)
@@ -159,6 +169,9 @@ impl<D: Encoder + Dense> AudioEncoder<D> {
             // Sinusoids restart in each chunk.
             positions.extend((0..tokens(frames)).flat_map(|index| sinusoid(index, config.hidden)));
         }
+        // Each token of padding sees itself alone, which costs least.
+        windows.extend((count..padded).map(|first| first..first + 1));
+        features.resize(padded * config.features(), 0.0);
         device.upload(&features, &mut buffers.features)?;
         device.linear(Linear::plain(&buffers.features, &weights.features), &mut buffers.hidden)?;
         device.add_rows(&mut buffers.hidden, 0, &positions)?;
@@ -166,7 +179,10 @@ impl<D: Encoder + Dense> AudioEncoder<D> {
         for layer in &weights.layers {
             buffers.run_layer(device, layer, heads, &windows)?;
         }
-        buffers.end(device, weights, out)
+        let end = out.len() + count * config.out;
+        buffers.end(device, weights, out)?;
+        out.truncate(end);
+        Ok(())
     }
 }
 

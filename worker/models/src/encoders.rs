@@ -4,7 +4,9 @@
 use tutti_kernels::{Device, DeviceError, Encoder};
 use tutti_proto::{
     cluster::v1::MediaKind,
-    declaration::{ClipInput, MediaForm, MediaInput, PixelCount, PixelInput, Timestamps, WalkId},
+    declaration::{
+        ClipInput, MediaForm, MediaInput, PixelCount, PixelInput, SoundSentinels, Timestamps, WalkId,
+    },
 };
 
 use crate::{
@@ -65,6 +67,8 @@ struct Vision {
     sentinels: [u32; 2],
     /// Positions per second of a video.
     per_second: f32,
+    /// Tokens around a video and its sound.
+    sound: Option<SoundSentinels>,
 }
 
 struct Audio {
@@ -126,6 +130,18 @@ impl Encoders {
                     VideoRule::Timed => top.need(&ranges::POSITION_ID_PER_SECONDS)? as f32,
                     VideoRule::Stamped => 0.0,
                 };
+                // Sound takes turns with frames by time, so frames must have one.
+                let has_sound = rules.videos == VideoRule::Timed && !sound.is_missing();
+                let optional = |key| {
+                    let is_there = has_sound && top.get(key)?.is_some();
+                    is_there.then(|| token(top, key)).transpose()
+                };
+                let of_sound =
+                    [optional(&ranges::AUDIO_START_TOKEN_ID)?, optional(&ranges::AUDIO_END_TOKEN_ID)?];
+                let of_sound = match of_sound {
+                    [Some(begin), Some(end)] => Some(SoundSentinels { begin, end }),
+                    _ => None,
+                };
                 let (images, videos) = (files.images(dir, &config)?, files.videos(dir, &config)?);
                 if images.channels != videos.channels {
                     let problem = "image_mean and image_std of images and of videos must be equal";
@@ -143,6 +159,7 @@ impl Encoders {
                         token(top, &ranges::VISION_END_TOKEN_ID)?,
                     ],
                     per_second,
+                    sound: of_sound,
                     config,
                 })
             }
@@ -176,6 +193,7 @@ impl Vision {
             counted: if is_stamped { PixelCount::AllFrames } else { PixelCount::PerFrame },
             positions_per_second: if is_video { self.per_second } else { 0.0 },
             timestamps: is_stamped.then_some(Timestamps { begin, end }),
+            sound: self.sound.filter(|_| is_video),
         };
         MediaInput {
             kind,
@@ -267,6 +285,7 @@ impl<D: DecoderDevice> MediaEncoder<D> for PixelEncoder<D> {
         &mut self,
         device: &mut D,
         items: &[EncoderItem<'_>],
+        shape: Option<usize>,
         out: &mut Vec<f32>,
     ) -> Result<(), DeviceError> {
         let PatchSizes { patch, .. } = self.sizes;
@@ -292,7 +311,7 @@ impl<D: DecoderDevice> MediaEncoder<D> for PixelEncoder<D> {
             values.extend(of_item);
             grids.push(found);
         }
-        self.encoder.run(device, &values, &grids, out)
+        self.encoder.run(device, &values, &grids, shape, out)
     }
 }
 
@@ -311,6 +330,7 @@ impl<D: DecoderDevice> MediaEncoder<D> for ClipEncoder<D> {
         &mut self,
         device: &mut D,
         items: &[EncoderItem<'_>],
+        shape: Option<usize>,
         out: &mut Vec<f32>,
     ) -> Result<(), DeviceError> {
         let samples = |item: &EncoderItem<'_>| -> Vec<f32> {
@@ -323,7 +343,7 @@ impl<D: DecoderDevice> MediaEncoder<D> for ClipEncoder<D> {
         let views: Vec<&[f32]> = clips.iter().map(Vec::as_slice).collect();
         let frames = self.filters.frames(&views);
         let frames = frames.ok_or_else(|| DeviceError::Misuse("sound without a window of samples".into()))?;
-        self.encoder.run(device, &frames, out)
+        self.encoder.run(device, &frames, shape, out)
     }
 }
 

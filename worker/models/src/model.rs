@@ -226,15 +226,17 @@ pub trait Model: Send {
 
     /// Runs the encoder of `walk` over the data of media items, and appends the embeddings of the items' tokens to
     /// `out`, item by item: `[tokens, width]`. `items` holds one item. If the declaration says [encoded
-    /// together](tutti_proto::declaration::MediaInput::encoded_together), `items` holds all items of a request. Waits
-    /// for the device. In a TP group only the leader encodes.
+    /// together](tutti_proto::declaration::MediaInput::encoded_together), `items` holds all items of a request. The
+    /// encoder computes `shape` tokens, padding included, or as many as the items have if it is `None`. Padding changes
+    /// no bit of the embeddings. Waits for the device. In a TP group only the leader encodes.
     fn encode(
         &mut self,
         walk: WalkId,
         items: &[EncoderItem<'_>],
+        shape: Option<usize>,
         out: &mut Vec<f32>,
     ) -> Result<(), DeviceError> {
-        let _ = (items, out);
+        let _ = (items, shape, out);
         Err(DeviceError::Misuse(format!("walk {walk} passes no encoder of this worker")))
     }
 

@@ -254,6 +254,7 @@ impl Model for Sim {
         &mut self,
         walk: WalkId,
         items: &[EncoderItem<'_>],
+        shape: Option<usize>,
         out: &mut Vec<f32>,
     ) -> Result<(), DeviceError> {
         if !self.encodes.contains(&walk) {
@@ -262,7 +263,7 @@ impl Model for Sim {
         let tokens = self.encoders.tokens(items)?;
         let row = RowInputs {
             first_token: 0,
-            tokens,
+            tokens: shape.unwrap_or(tokens).max(tokens),
             start: 0,
             slot: SlotId::NULL,
             continues: false,

@@ -14,7 +14,7 @@ mod grid;
 mod patches;
 mod weights;
 
-use std::ops::Range;
+use std::{borrow::Cow, ops::Range};
 
 use tutti_kernels::{Dense, Device, DeviceError, Encoder, EncoderHeads, Gelu, SegmentAttention};
 
@@ -90,12 +90,14 @@ impl<D: Encoder + Dense> VisionEncoder<D> {
 
     /// Encodes pictures. `patches` holds the pixels of the patches of all pictures, in the order of [`PatchGrid`].
     /// Appends one row per token to `out`: its embedding, and its features level by level. A picture's rows do not
-    /// depend on the other pictures.
+    /// depend on the other pictures. `shape` is the number of tokens to compute, of which the last are padding; `None`
+    /// for no padding.
     pub fn run(
         &mut self,
         device: &mut D,
         patches: &[f32],
         pictures: &[PatchGrid],
+        shape: Option<usize>,
         out: &mut Vec<f32>,
     ) -> Result<(), DeviceError> {
         let merge = self.config.merge;
@@ -105,17 +107,23 @@ impl<D: Encoder + Dense> VisionEncoder<D> {
             let values = patches.len();
             return Err(DeviceError::Misuse(format!("{values} values for the patches of {pictures:?}")));
         }
-        if count > self.buffers.patches {
+        let per_token = merge * merge;
+        let padded = shape.map_or(count, |tokens| tokens.saturating_mul(per_token));
+        if padded < count || padded > self.buffers.patches {
             let most = self.buffers.patches;
-            return Err(DeviceError::Misuse(format!("{count} patches in one call, the limit is {most}")));
+            let problem = format!("{count} patches in one call that computes {padded}, the limit is {most}");
+            return Err(DeviceError::Misuse(problem));
         }
         let Self { config, weights, positions, buffers, .. } = self;
         let heads = EncoderHeads { heads: config.heads, head_dim: config.head_dim() };
-        device.upload(patches, &mut buffers.input)?;
+        device.upload(&with_padding(patches, padded * config.pixels_of_patch()), &mut buffers.input)?;
         device.linear(weights.patch.operands(&buffers.input), &mut buffers.hidden)?;
         device.add_rows(&mut buffers.hidden, 0, &positions.of(pictures, merge))?;
-        device.upload(&angles(pictures, merge, heads.head_dim, config.theta), &mut buffers.angles)?;
-        let segments = frames(pictures);
+        let angles = angles(pictures, merge, heads.head_dim, config.theta);
+        device.upload(&with_padding(&angles, padded * heads.head_dim), &mut buffers.angles)?;
+        let mut segments = frames(pictures);
+        // Each token of padding sees itself alone, which costs least.
+        segments.extend((count..padded).step_by(per_token).map(|first| first..first + per_token));
         let mut levels = Vec::with_capacity(config.taps.len() + 1);
         for (index, layer) in weights.layers.iter().enumerate() {
             buffers.run_layer(device, layer, heads, &segments)?;
@@ -124,7 +132,7 @@ impl<D: Encoder + Dense> VisionEncoder<D> {
             }
         }
         levels.insert(0, buffers.merge(device, &weights.merger, MergerNorm::Before)?);
-        let tokens = count / (merge * merge);
+        let tokens = count / per_token;
         out.reserve(levels.iter().map(Vec::len).sum());
         for token in 0..tokens {
             for level in &levels {
@@ -132,6 +140,14 @@ impl<D: Encoder + Dense> VisionEncoder<D> {
             }
         }
         Ok(())
+    }
+}
+
+/// Returns rows of values with zeros behind them, up to `length` values.
+pub(crate) fn with_padding(values: &[f32], length: usize) -> Cow<'_, [f32]> {
+    match length.checked_sub(values.len()) {
+        None | Some(0) => Cow::Borrowed(values),
+        Some(zeros) => Cow::Owned([values, &vec![0.0; zeros]].concat()),
     }
 }
 

@@ -22,11 +22,13 @@ pub(crate) trait MediaEncoder<D: Device>: Send {
     /// Bytes of the encoder's weights.
     fn weight_bytes(&self) -> u64;
 
-    /// Encodes the items of a call, and appends the rows of their tokens to `out`.
+    /// Encodes the items of a call, and appends the rows of their tokens to `out`. `shape` is the number of tokens to
+    /// compute, padding included: see [`Model::encode`].
     fn run(
         &mut self,
         device: &mut D,
         items: &[EncoderItem<'_>],
+        shape: Option<usize>,
         out: &mut Vec<f32>,
     ) -> Result<(), DeviceError>;
 }
@@ -191,9 +193,10 @@ impl<D: DecoderDevice, L: Layers<D>> Model for WithEncoders<D, L> {
         &mut self,
         walk: WalkId,
         items: &[EncoderItem<'_>],
+        shape: Option<usize>,
         out: &mut Vec<f32>,
     ) -> Result<(), DeviceError> {
-        self.encoders.of_walk(&self.declaration, walk)?.run(self.thinker.device(), items, out)
+        self.encoders.of_walk(&self.declaration, walk)?.run(self.thinker.device(), items, shape, out)
     }
 
     fn enqueue_logits(&mut self, wanted: &LogitRequests<'_>) -> Result<(), DeviceError> {

@@ -26,8 +26,11 @@ pub fn check(media: &[Media], model: &ServedModel, limits: &RouterSettings) -> R
         return Err(Error::invalid(&item.path, message));
     }
     let inputs = model.media_inputs();
-    media.iter().try_for_each(|item| {
+    media.iter().enumerate().try_for_each(|(index, item)| {
         let input = input_of(item, &inputs)?;
+        if item.is_sound_of_video {
+            check_sound(item, index.checked_sub(1).map(|before| &media[before]), &inputs)?;
+        }
         match (&item.url, input.form) {
             (Some(_), MediaForm::Bytes { .. }) => {
                 let message = "is not fetched, because the model takes data whose format the request names";
@@ -37,6 +40,21 @@ pub fn check(media: &[Media], model: &ServedModel, limits: &RouterSettings) -> R
             (None, _) => check_item(item, input),
         }
     })
+}
+
+/// Checks the sound of a video, which is the item before.
+fn check_sound(item: &Media, before: Option<&Media>, inputs: &[MediaInput]) -> Result<(), Error> {
+    let refused = |message: String| Err(Error::invalid(&item.path, message));
+    if item.kind != MediaKind::Audio {
+        return refused(format!("is {}, which is no sound of a video", kind_name(item.kind)));
+    }
+    let Some(video) = before.filter(|before| before.kind == MediaKind::Video) else {
+        return refused("is the sound of a video, but the item before is none".into());
+    };
+    match input_of(video, inputs)?.form {
+        MediaForm::Pixels(pixels) if pixels.sound.is_some() => Ok(()),
+        _ => refused("is the sound of a video, but the model takes no sound within videos".into()),
+    }
 }
 
 pub(super) fn input_of<'a>(item: &Media, inputs: &'a [MediaInput]) -> Result<&'a MediaInput, Error> {

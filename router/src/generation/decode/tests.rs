@@ -60,7 +60,7 @@ fn omni() -> Arc<ServedModel> {
 
 pub(super) fn item(kind: MediaKind, format: &str, data: Vec<Vec<u8>>) -> Media {
     let (path, format) = ("media[0]".into(), format.into());
-    Media { path, kind, format, data, url: None, fps: None, detail: Detail::Full }
+    Media { path, kind, format, data, url: None, fps: None, detail: Detail::Full, is_sound_of_video: false }
 }
 
 /// A WAV file of silence at 16 kHz.
@@ -126,6 +126,36 @@ async fn items_become_canonical_and_their_memory_is_held_until_they_are_dropped(
 }
 
 #[tokio::test]
+async fn a_video_and_its_sound_are_known_as_such() {
+    let sentinels = pb::SoundSentinels { begin_token_id: 1, end_token_id: 2 };
+    let timed = pb::PixelInput { sound: Some(sentinels), positions_per_second: 13.0, ..pixels() };
+    let model = model(vec![(MediaKind::Audio, Form::Clips(CLIPS)), (MediaKind::Video, Form::Pixels(timed))]);
+    let video = || Media { fps: Some(0.7), ..item(MediaKind::Video, "jpeg", vec![PICTURE.to_vec(); 3]) };
+    let sound = || item(MediaKind::Audio, "wav", vec![wav(16_000)]);
+    let of_video = || Media { is_sound_of_video: true, ..sound() };
+    let (pool, limits) = (pool(|_| {}), Arc::new(RouterSettings::default()));
+    let files = Files { media: vec![video(), of_video(), video(), sound()], upload: None };
+    check(&files.media, &model, &limits).unwrap();
+    let decoded = pool.decode(files, model.clone(), limits.clone(), Share::default(), 1).await.unwrap();
+    let Pairing::Video(turns) = decoded.items[0].pairing else { panic!("the video has sound") };
+    // Seconds have the precision of the reference.
+    assert_eq!((turns.seconds_per_patch, turns.positions_per_second), (2.0 / 0.7, 13.0));
+    assert_eq!((turns.sentinels.begin, turns.sentinels.end), (1, 2));
+    let pairings: Vec<_> = decoded.items[1..].iter().map(|item| item.pairing).collect();
+    assert_eq!(pairings, [Pairing::Sound, Pairing::Alone, Pairing::Alone]);
+    let placeholders: Vec<_> = decoded.items.iter().map(DecodedItem::placeholders).collect();
+    assert_eq!(placeholders, [1, 0, 1, 1]);
+    let refused = |media: Vec<Media>, model: &ServedModel, words: &str| {
+        let error = check(&media, model, &limits).unwrap_err();
+        assert!(error.field() == Some("media[0]") && error.message().contains(words), "{error:?}");
+    };
+    refused(vec![of_video()], &model, "the item before is none");
+    refused(vec![video(), of_video(), of_video()], &model, "the item before is none");
+    refused(vec![video(), Media { is_sound_of_video: true, ..video() }], &model, "no sound of a video");
+    refused(vec![video(), of_video()], &omni(), "takes no sound within videos");
+}
+
+#[tokio::test]
 async fn what_can_be_checked_is_refused_by_name_before_anything_is_decoded() {
     let refused = |media: Media, field: &str, words: &str| {
         let error = check(&[media], &omni(), &RouterSettings::default()).unwrap_err();
@@ -141,7 +171,7 @@ async fn what_can_be_checked_is_refused_by_name_before_anything_is_decoded() {
     refused(Media { data: vec![b"x".to_vec(); 2], ..picture() }, "media[0].frames", "several");
     refused(Media { fps: Some(1.0), ..picture() }, "media[0].fps", "belongs to videos");
     refused(video(2), "media[0].fps", "is required");
-    for fps in [0.0, -1.0, f32::NAN, f32::INFINITY, 1001.0, 1e-9] {
+    for fps in [0.0, -1.0, f64::NAN, f64::INFINITY, 1001.0, 1e-9] {
         refused(Media { fps: Some(fps), ..video(2) }, "media[0].fps", "must be above 0");
     }
     assert!(check(&[video(1)], &omni(), &RouterSettings::default()).is_ok(), "one frame needs no rate");

@@ -1,9 +1,9 @@
 use std::sync::Arc;
 
-use tutti_proto::cluster::v1::media_input::Form;
+use tutti_proto::{cluster::v1::media_input::Form, declaration::SoundSentinels};
 
 use super::*;
-use crate::{served::ServedText, text::tokenizer::Tokenizer};
+use crate::{generation::decode::Turns, served::ServedText, text::tokenizer::Tokenizer};
 
 const SOUND: u32 = 9;
 const VIDEO: u32 = 260;
@@ -47,7 +47,7 @@ fn item(kind: MediaKind, tokens: u32, times: &[&str]) -> DecodedItem {
     let placeholder = if kind == MediaKind::Video { VIDEO } else { SOUND };
     let times = times.iter().map(|time| (*time).to_owned()).collect();
     let item = pb::MediaItem { kind: kind.into(), ..Default::default() };
-    DecodedItem { path: "media[0]".into(), item, tokens, placeholder, times }
+    DecodedItem { path: "media[0]".into(), item, tokens, placeholder, times, pairing: Pairing::Alone }
 }
 
 fn sound(tokens: u32) -> DecodedItem {
@@ -76,6 +76,33 @@ fn a_video_with_times_has_a_run_for_each_patch_of_frames() {
     let (ids, items) = expand(vec![1, VIDEO, 2, VIDEO, SOUND], vec![video, sound(2)], &model()).unwrap();
     assert_eq!(ids, [1, VIDEO, VIDEO, 2, VIDEO, VIDEO, SOUND, SOUND]);
     assert_eq!(runs(&items), [vec![(1, 2), (4, 2)], vec![(6, 2)]]);
+}
+
+/// A video of two patches of two tokens with its sound, half a second from one patch to the next.
+fn with_sound(sound_tokens: u32) -> [DecodedItem; 2] {
+    let sentinels = SoundSentinels { begin: 7, end: 8 };
+    let turns = Turns { sentinels, seconds_per_patch: 0.5, positions_per_second: 4.0 };
+    let mut video = item(MediaKind::Video, 4, &[]);
+    video.item.grid = Some(pb::MediaGrid { frames: 2, height: 2, width: 4 });
+    video.pairing = Pairing::Video(turns);
+    [video, DecodedItem { pairing: Pairing::Sound, ..sound(sound_tokens) }]
+}
+
+#[test]
+fn a_video_and_its_sound_have_one_placeholder_and_take_turns_between_their_sentinels() {
+    let [video, track] = with_sound(3);
+    let media = vec![sound(1), video, track, sound(1)];
+    let (ids, items) = expand(vec![SOUND, 1, VIDEO, 2, SOUND], media, &model()).unwrap();
+    let of_both = [7, VIDEO, VIDEO, SOUND, SOUND, VIDEO, VIDEO, SOUND, 8];
+    assert_eq!(ids, [&[SOUND, 1][..], &of_both, &[2, SOUND]].concat());
+    assert_eq!(runs(&items), [vec![(0, 1)], vec![(3, 2), (7, 2)], vec![(5, 2), (9, 1)], vec![(12, 1)]]);
+    // The sentinels count.
+    let error = expand(vec![VIDEO], with_sound(11).into(), &model()).unwrap_err();
+    assert!(error.message().contains("has 17 tokens"), "{error:?}");
+    let (ids, _) = expand(vec![VIDEO], with_sound(10).into(), &model()).unwrap();
+    assert_eq!(ids.len(), 16);
+    let error = expand(vec![VIDEO, SOUND], with_sound(1).into(), &model()).unwrap_err();
+    assert!(error.message().contains("has 2 placeholders"), "{error:?}");
 }
 
 #[test]

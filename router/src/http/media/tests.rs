@@ -25,6 +25,7 @@ fn data_urls_become_items() {
         url: None,
         fps: None,
         detail: Detail::Full,
+        is_sound_of_video: false,
     };
     assert_eq!(picture, expected);
     let low =

@@ -37,8 +37,50 @@ fn audio_keeps_its_position_between_text_parts() {
     assert_eq!(conversation.messages[0].content, Content::List(parts));
     let path = "messages[0].content[1].input_audio".to_owned();
     let (kind, format, data) = (MediaKind::Audio, "wav".into(), vec![vec![1, 2]]);
-    let expected = Media { path, kind, format, data, url: None, fps: None, detail: Detail::Full };
+    let (detail, is_sound_of_video) = (Detail::Full, false);
+    let expected = Media { path, kind, format, data, url: None, fps: None, detail, is_sound_of_video };
     assert_eq!(media, [expected]);
+}
+
+const VIDEO: &str = r#"{"type": "video_url", "video_url": {"url": "data:video/png;base64,AQ==", "fps": 2}}"#;
+const SOUND: &str = r#"{"type": "input_audio", "input_audio": {"data": "AQI=", "format": "wav"}}"#;
+const TEXT: &str = r#"{"type": "text", "text": "a"}"#;
+const WITH_SOUND: &str = r#"{"use_audio_in_video": true}"#;
+
+fn parts_with(options: &str, parts: &[&str]) -> String {
+    let parts = parts.join(",");
+    format!(r#"{{"mm_processor_kwargs": {options}, "messages": [{{"role": "user", "content": [{parts}]}}]}}"#)
+}
+
+#[test]
+fn the_part_behind_a_video_is_its_sound_if_the_client_says_so() {
+    let kinds = |options: &str| {
+        let body = parts_with(options, &[TEXT, SOUND, VIDEO, SOUND, TEXT, SOUND]);
+        let (conversation, media) = conversation(&body).unwrap();
+        let Content::List(parts) = &conversation.messages[0].content else { panic!("a list") };
+        (parts.len(), media.iter().map(|item| item.is_sound_of_video).collect::<Vec<_>>())
+    };
+    // Sound of a video is no part for the template.
+    assert_eq!(kinds(WITH_SOUND), (5, vec![false, false, true, false]));
+    for without in [r#"{"use_audio_in_video": false}"#, "{}", "null"] {
+        assert_eq!(kinds(without), (6, vec![false; 4]));
+    }
+    assert_eq!(conversation(&parts_with(WITH_SOUND, &[TEXT])).unwrap().1, [], "there is no video");
+}
+
+#[test]
+fn a_video_without_sound_and_other_options_are_refused() {
+    let refused = |options: &str, parts: &[&str], field: &str, words: &str| {
+        let error = conversation(&parts_with(options, parts)).unwrap_err();
+        assert!(error.field() == Some(field) && error.message().contains(words), "{error:?}");
+    };
+    let video = "messages[0].content[0].video_url";
+    for parts in [&[VIDEO][..], &[VIDEO, TEXT, SOUND], &[VIDEO, VIDEO, SOUND]] {
+        refused(WITH_SOUND, parts, video, "has no sound: with use_audio_in_video");
+    }
+    refused(r#"{"min_pixels": 4}"#, &[TEXT], "mm_processor_kwargs.min_pixels", "not a parameter");
+    let text = r#"{"use_audio_in_video": "yes"}"#;
+    refused(text, &[TEXT], "mm_processor_kwargs.use_audio_in_video", "");
 }
 
 #[test]

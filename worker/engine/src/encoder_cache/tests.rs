@@ -73,5 +73,5 @@ fn what_is_larger_than_the_cache_is_not_kept_and_displaces_nothing() {
     assert!(call(&mut cache, 1, 4));
     let mut none = EncoderCache::new(0);
     assert!(!call(&mut none, 1, 0) && !call(&mut none, 1, 0));
-    assert_eq!(none.counts(), EncoderCounts { hits: 0, misses: 2, bytes: 0 });
+    assert_eq!(none.counts(), EncoderCounts { misses: 2, ..EncoderCounts::default() });
 }

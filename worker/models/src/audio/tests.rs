@@ -82,7 +82,7 @@ fn type_of(dir: &Path) -> (WeightType, f32) {
 
 fn run<D: Encoder + Dense>(encoder: &mut AudioEncoder<D>, device: &mut D, clips: &[Mel]) -> Vec<f32> {
     let mut out = Vec::new();
-    encoder.run(device, clips, &mut out).unwrap();
+    encoder.run(device, clips, None, &mut out).unwrap();
     out
 }
 
@@ -124,7 +124,7 @@ fn agrees_on<D: Encoder + Dense>(device: &mut D, on: &str, dir: &Path) {
     }
     eprintln!("qwen3_omni, audio encoder on {on}: greatest |Δ| {worst:.2e}");
     assert!(worst < type_of(dir).1, "on {on}: {worst}");
-    let none = encoder.run(device, &[], &mut Vec::new());
+    let none = encoder.run(device, &[], None, &mut Vec::new());
     assert!(none.unwrap_err().to_string().contains("clips without a frame"));
 }
 

@@ -161,6 +161,8 @@ pub(crate) const MROPE_INTERLEAVED: Key<bool> = Key::flag("mrope_interleaved");
 
 // Placeholders and sentinels of media, and positions of videos.
 pub(crate) const AUDIO_TOKEN_ID: Key<u32> = Key::token("audio_token_id");
+pub(crate) const AUDIO_START_TOKEN_ID: Key<u32> = Key::token("audio_start_token_id");
+pub(crate) const AUDIO_END_TOKEN_ID: Key<u32> = Key::token("audio_end_token_id");
 pub(crate) const IMAGE_TOKEN_ID: Key<u32> = Key::token("image_token_id");
 pub(crate) const VIDEO_TOKEN_ID: Key<u32> = Key::token("video_token_id");
 pub(crate) const VISION_START_TOKEN_ID: Key<u32> = Key::token("vision_start_token_id");

@@ -24,7 +24,8 @@ fn checkpoint() -> tempfile::TempDir {
     let config = json!({"architectures": ["Qwen3OmniMoeForConditionalGeneration"], "thinker_config": {
         "text_config": text, "vision_config": vision, "audio_config": audio, "dtype": "float32",
         "audio_token_id": 300, "image_token_id": 301, "video_token_id": 302, "vision_start_token_id": 303,
-        "vision_end_token_id": 304, "position_id_per_seconds": 13}});
+        "vision_end_token_id": 304, "audio_start_token_id": 305, "audio_end_token_id": 306,
+        "position_id_per_seconds": 13}});
     fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
     let preprocessor = json!({"patch_size": 4, "merge_size": 2, "temporal_patch_size": 2, "min_pixels": 64,
         "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "max_pixels": 65536,
@@ -53,9 +54,18 @@ fn encode(
     kind: MediaKind,
     items: &[EncoderItem<'_>],
 ) -> Result<Vec<u32>, DeviceError> {
+    encode_as(model, kind, items, None)
+}
+
+fn encode_as(
+    model: &mut dyn Model,
+    kind: MediaKind,
+    items: &[EncoderItem<'_>],
+    shape: Option<usize>,
+) -> Result<Vec<u32>, DeviceError> {
     let walk = model.declaration().media_input(kind).unwrap().walk;
     let mut out = Vec::new();
-    model.encode(walk, items, &mut out)?;
+    model.encode(walk, items, shape, &mut out)?;
     Ok(out.iter().map(|value| value.to_bits()).collect())
 }
 
@@ -83,6 +93,12 @@ fn encoders_are_nodes_with_a_walk_per_kind_of_media() {
     let media: Vec<_> = declaration.media().iter().map(|input| (input.kind, input.width)).collect();
     assert_eq!(media, [(MediaKind::Audio, 64), (MediaKind::Image, 192), (MediaKind::Video, 192)]);
     assert_eq!(declaration.embedding_unit(), 64);
+    let sound = declaration.media().iter().map(|input| match input.form {
+        MediaForm::Pixels(pixels) => pixels.sound,
+        _ => None,
+    });
+    let sentinels = SoundSentinels { begin: 305, end: 306 };
+    assert_eq!(sound.collect::<Vec<_>>(), [None, None, Some(sentinels)], "of videos alone");
 }
 
 #[test]
@@ -145,6 +161,30 @@ fn an_encoder_gives_the_same_bits_alone_and_beside_the_thinker() {
     assert!(encode(&mut *whole, MediaKind::Audio, &clips).unwrap() == rows);
     let alone = encode(&mut *audio, MediaKind::Audio, &clips[1..]).unwrap();
     assert!(alone[..] != rows[5 * 64..], "clips of a request depend on each other");
+}
+
+#[test]
+fn padding_changes_no_bit_of_the_embeddings() {
+    let dir = checkpoint();
+    let mut model = loaded(dir.path(), None).unwrap();
+    let (film, clip, other) = (pixels(3, 5), sound(6_400, 0), sound(3_300, 9));
+    let grid = Some(MediaGrid { frames: 2, height: 4, width: 6 });
+    let video = [EncoderItem { data: &film, grid }];
+    let clips = [EncoderItem::from(&clip[..]), EncoderItem::from(&other[..])];
+    for (kind, items, tokens) in [(MediaKind::Video, &video[..], 12), (MediaKind::Audio, &clips, 8)] {
+        let plain = encode(&mut *model, kind, items).unwrap();
+        // The context, which is the most tokens of a call.
+        for shape in [tokens, tokens + 1, 64, 509, 512] {
+            let padded = encode_as(&mut *model, kind, items, Some(shape)).unwrap();
+            assert!(padded == plain, "{kind:?} padded to {shape}");
+            // What padding leaves in the buffers is of no consequence.
+            assert!(encode(&mut *model, kind, items).unwrap() == plain, "{kind:?} after {shape}");
+        }
+        for shape in [tokens - 1, 513] {
+            let error = encode_as(&mut *model, kind, items, Some(shape)).unwrap_err().to_string();
+            assert!(error.contains("the limit is"), "{error}");
+        }
+    }
 }
 
 #[test]

@@ -209,9 +209,10 @@ impl Model for Leader {
         &mut self,
         walk: WalkId,
         items: &[EncoderItem<'_>],
+        shape: Option<usize>,
         out: &mut Vec<f32>,
     ) -> Result<(), DeviceError> {
-        self.model.encode(walk, items, out)
+        self.model.encode(walk, items, shape, out)
     }
 
     fn enqueue_logits(&mut self, wanted: &LogitRequests<'_>) -> Result<(), DeviceError> {

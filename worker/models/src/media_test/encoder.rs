@@ -76,6 +76,8 @@ impl<D: Dense + 'static> MediaEncoder<D> for Encoder<D> {
         &mut self,
         device: &mut D,
         items: &[EncoderItem<'_>],
+        // This encoder computes tiles of one size.
+        _: Option<usize>,
         out: &mut Vec<f32>,
     ) -> Result<(), DeviceError> {
         if items.is_empty() || items.iter().any(|item| item.data.is_empty()) {

@@ -64,6 +64,7 @@ impl Encoders {
             counted: PixelCount::PerFrame,
             positions_per_second: 0.0,
             timestamps: None,
+            sound: None,
         };
         Ok(Self { audio, pictures: Some(Pictures { placeholder: keys.need(&IMAGE_TOKEN_ID)?, pixels }) })
     }

@@ -225,11 +225,13 @@ fn a_picture_has_the_tokens_of_its_grid() {
     let [(MediaKind::Audio, sound), (MediaKind::Image, picture)] = inputs[..] else { panic!("{inputs:?}") };
     let item = |data| EncoderItem { data, grid: Some(MediaGrid { frames: 1, height: 2, width: 4 }) };
     let (mut rows, mut other) = (Vec::new(), Vec::new());
-    encoder.encode(picture, &[item(&[1; 96])], &mut rows).unwrap();
-    encoder.encode(picture, &[item(&[2; 96])], &mut other).unwrap();
+    encoder.encode(picture, &[item(&[1; 96])], None, &mut rows).unwrap();
+    encoder.encode(picture, &[item(&[2; 96])], None, &mut other).unwrap();
     assert!(rows.len() == 2 * 4 && other.len() == 2 * 4 && rows != other);
-    assert!(!encoder.has_thinker() && encoder.encode(sound, &[(&[1u8][..]).into()], &mut rows).is_err());
-    assert!(of_sound.encode(picture, &[item(&[1; 96])], &mut rows).is_err());
+    assert!(
+        !encoder.has_thinker() && encoder.encode(sound, &[(&[1u8][..]).into()], None, &mut rows).is_err()
+    );
+    assert!(of_sound.encode(picture, &[item(&[1; 96])], None, &mut rows).is_err());
 }
 
 #[test]
@@ -241,10 +243,10 @@ fn audio_means_the_same_however_it_is_cut_and_all_of_it_counts() {
     let (mut encoder, mut model) = (load(Some(&["audio_encoder".into()])), load(Some(&["thinker".into()])));
     model.allocate_planes(8, SLOTS).unwrap();
     let walk = model.declaration().media()[0].walk;
-    assert!(!encoder.has_thinker() && model.encode(walk, &[(&[1u8][..]).into()], &mut vec![]).is_err());
+    assert!(!encoder.has_thinker() && model.encode(walk, &[(&[1u8][..]).into()], None, &mut vec![]).is_err());
     let mut token_after = |data: &[u8], cuts: &[usize]| {
         let mut rows = Vec::new();
-        encoder.encode(walk, &[data.into()], &mut rows).unwrap();
+        encoder.encode(walk, &[data.into()], None, &mut rows).unwrap();
         assert_eq!(rows.len(), 3 * 4);
         let tokens = [1, 7, 7, 7, 2];
         let mut start = 0;

@@ -108,7 +108,7 @@ fn agrees_on<D: Encoder + Dense>(device: &mut D, on: &str, dir: &Path, cases: &[
         let Some(pixels) = floats(&goldens, &format!("{case}.{pixels}")) else { continue };
         let grids = grids(&goldens, &format!("{case}.{kind}_grid_thw"));
         let mut rows = Vec::new();
-        encoder.run(device, &pixels, &grids, &mut rows).unwrap();
+        encoder.run(device, &pixels, &grids, None, &mut rows).unwrap();
         let width = config.row_width();
         for level in 0..width / config.out {
             let name = match level {
@@ -126,7 +126,7 @@ fn agrees_on<D: Encoder + Dense>(device: &mut D, on: &str, dir: &Path, cases: &[
         let (mut one_by_one, mut first) = (Vec::new(), 0);
         for grid in &grids {
             let values = grid.patches() * config.pixels_of_patch();
-            encoder.run(device, &pixels[first..first + values], &[*grid], &mut one_by_one).unwrap();
+            encoder.run(device, &pixels[first..first + values], &[*grid], None, &mut one_by_one).unwrap();
             first += values;
         }
         assert!(bits(&one_by_one) == bits(&rows), "{case}: {kind} on {on}");

@@ -79,9 +79,10 @@ impl<D: DecoderDevice> Model for EncodersAlone<D> {
         &mut self,
         walk: WalkId,
         items: &[EncoderItem<'_>],
+        shape: Option<usize>,
         out: &mut Vec<f32>,
     ) -> Result<(), DeviceError> {
-        self.encoders.of_walk(&self.declaration, walk)?.run(&mut self.device, items, out)
+        self.encoders.of_walk(&self.declaration, walk)?.run(&mut self.device, items, shape, out)
     }
 
     fn enqueue_logits(&mut self, _: &LogitRequests<'_>) -> Result<(), DeviceError> {

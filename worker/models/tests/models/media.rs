@@ -54,7 +54,7 @@ fn walk(model: &dyn Model) -> WalkId {
 
 fn encoded(model: &mut dyn Model, data: &[u8]) -> Vec<f32> {
     let mut out = vec![];
-    model.encode(walk(model), &[data.into()], &mut out).unwrap();
+    model.encode(walk(model), &[data.into()], None, &mut out).unwrap();
     out
 }
 
@@ -115,7 +115,7 @@ fn neither_where_it_is_encoded_nor_how_the_prompt_is_cut_changes_a_bit() {
     assert!(!encoder.has_thinker() && thinker.has_thinker() && whole.has_thinker());
     assert_eq!(whole.weight_bytes(), encoder.weight_bytes() + thinker.weight_bytes());
     assert_eq!(whole.page_layout(), thinker.page_layout());
-    assert!(thinker.encode(walk(&*whole), &[(&[0; 10][..]).into()], &mut vec![]).is_err());
+    assert!(thinker.encode(walk(&*whole), &[(&[0; 10][..]).into()], None, &mut vec![]).is_err());
     let data: Vec<u8> = (0..10 * BYTES_PER_TOKEN as u32 - 3).map(|byte| (byte * 37 % 251) as u8).collect();
     let embeddings = encoded(&mut *whole, &data);
     assert_eq!(embeddings.len(), 10 * WIDTH);
@@ -140,7 +140,7 @@ fn an_item_is_encoded_as_a_whole() {
     data[1999] = 0x70;
     let loud = encoded(&mut *encoder, &data);
     assert_ne!(bits(&quiet[..WIDTH]), bits(&loud[..WIDTH]), "the last sample is the loudest");
-    assert!(encoder.encode(walk(&*encoder), &[(&[][..]).into()], &mut vec![]).is_err());
+    assert!(encoder.encode(walk(&*encoder), &[(&[][..]).into()], None, &mut vec![]).is_err());
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn items_that_are_encoded_together_depend_on_each_other() {
     let mut call = |items: &[&[u8]]| {
         let mut out = vec![];
         let items: Vec<EncoderItem<'_>> = items.iter().map(|&data| data.into()).collect();
-        encoder.encode(walk, &items, &mut out).unwrap();
+        encoder.encode(walk, &items, None, &mut out).unwrap();
         bits(&out)
     };
     let (first, second) = ([3; 2 * BYTES_PER_TOKEN], [9; BYTES_PER_TOKEN - 1]);
@@ -167,7 +167,7 @@ fn items_that_are_encoded_together_depend_on_each_other() {
         call(&[&first, &[9; BYTES_PER_TOKEN - 1], &[1]])[..2 * WIDTH],
         "the count matters"
     );
-    assert!(encoder.encode(walk, &[(&first[..]).into(), (&[][..]).into()], &mut vec![]).is_err());
+    assert!(encoder.encode(walk, &[(&first[..]).into(), (&[][..]).into()], None, &mut vec![]).is_err());
 }
 
 #[test]

@@ -11,6 +11,7 @@ const PIXELS: PixelInput = PixelInput {
     counted: PixelCount::PerFrame,
     positions_per_second: 25.0,
     timestamps: None,
+    sound: None,
 };
 
 fn input(kind: pb::MediaKind, form: MediaForm) -> MediaInput {
