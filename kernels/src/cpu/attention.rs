@@ -35,7 +35,7 @@ use self::plan::{Plan, RANGE};
 use self::sight::Sight;
 use self::state::State;
 use self::widened::Widened;
-use crate::cpu::memory::format::{Bf16, F16, F32, FromFp8, Stored};
+use crate::cpu::memory::format::{Bf16, F16, F16FromFp8, F32, FromFp8, Stored};
 use crate::cpu::memory::kv::{KvData, KvPool, Layout};
 use crate::cpu::memory::{Buffer, Element, Shared};
 use crate::cpu::simd::isa::Path;
@@ -107,7 +107,7 @@ pub(super) fn attention(
         KvData::Fp8(data) if path.isa() == Isa::Portable => {
             attend::<Widened<Bf16>>(path, pool, step, scratch, operands, Fp8(data))
         }
-        KvData::Fp8(data) => attend::<Widened<F16>>(path, pool, step, scratch, operands, Fp8(data)),
+        KvData::Fp8(data) => attend::<Widened<F16FromFp8>>(path, pool, step, scratch, operands, Fp8(data)),
     }
 }
 

@@ -115,7 +115,6 @@ pub(in crate::cpu) struct F16;
 impl Format for F16 {
     type Raw = u16;
     const ODD_FIRST: bool = false;
-    const FROM_FP8: Option<FromFp8> = Some(FromFp8::F16);
 
     fn elements(stored: &Stored) -> Option<&[u16]> {
         let Stored::F16(data) = stored else { return None };
@@ -146,6 +145,47 @@ impl Format for F16 {
     #[inline(always)]
     fn read(bytes: &[u8], index: usize) -> u16 {
         u16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]])
+    }
+}
+
+/// f16 to which elements of fp8 are converted. Sums have the order of bfloat16, so that pages in fp8 give the same bits
+/// whichever elements they are converted to.
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct F16FromFp8;
+
+impl Format for F16FromFp8 {
+    type Raw = u16;
+    const ODD_FIRST: bool = Bf16::ODD_FIRST;
+    const FROM_FP8: Option<FromFp8> = Some(FromFp8::F16);
+
+    fn elements(stored: &Stored) -> Option<&[u16]> {
+        F16::elements(stored)
+    }
+    #[inline(always)]
+    fn index_in_step(parity: usize, lane: usize) -> usize {
+        F16::index_in_step(parity, lane)
+    }
+    #[inline(always)]
+    unsafe fn load_step<S: Simd, const ODD: bool>(s: S, step: *const u16) -> S::F {
+        // SAFETY: by the caller's contract.
+        unsafe { F16::load_step::<S, ODD>(s, step) }
+    }
+    #[inline(always)]
+    unsafe fn load_row<S: Simd>(s: S, from: *const u16) -> S::F {
+        // SAFETY: by the caller's contract.
+        unsafe { F16::load_row(s, from) }
+    }
+    #[inline(always)]
+    fn narrow(x: f32) -> u16 {
+        F16::narrow(x)
+    }
+    #[inline(always)]
+    fn widen(x: u16) -> f32 {
+        F16::widen(x)
+    }
+    #[inline(always)]
+    fn read(bytes: &[u8], index: usize) -> u16 {
+        F16::read(bytes, index)
     }
 }
 
