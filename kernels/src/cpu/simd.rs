@@ -50,8 +50,8 @@ const E4M3_BF16_BIAS: i16 = (127 - 7) << 7;
 /// The bfloat16 of the e4m3 that are not above the largest subnormal one, by their lowest three bits.
 const E4M3_BF16_SUBNORMAL: [i16; 8] = [0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60];
 
-/// The number of an e4m3, divided by that of the f16 whose exponent and mantissa begin with those of the e4m3: the biases
-/// of the exponents are 7 and 15. So are those of subnormals.
+/// The number of an e4m3, divided by that of the f16 whose exponent and mantissa begin with those of the e4m3: the
+/// biases of the exponents are 7 and 15. So are those of subnormals.
 pub(super) const F16_PER_E4M3: f32 = 256.0;
 
 /// A piece of code that is compiled once for each instruction path.

@@ -63,8 +63,8 @@ impl Op for WidenPanels<'_> {
     }
 }
 
-/// Returns the addresses of a block that [`WidenPanels`] writes to the halves of `widened`: keys, and then values. There is nothing left to prefetch.
-/// `T` is the type of converted elements.
+/// Returns the addresses of a block that [`WidenPanels`] writes to the halves of `widened`: keys, and then values.
+/// There is nothing left to prefetch. `T` is the type of converted elements.
 pub(super) fn block_of<T: Element>(widened: &[u16], panel: usize) -> Block<T> {
     let (keys, values) = widened.split_at(widened.len() / 2);
     let panels = |of: &[u16]| {

@@ -192,7 +192,8 @@ impl<'a, D: Device> Loader<'a, D> {
         let mut rows = Vec::with_capacity(windows.len());
         for (layout, (spec, window)) in layouts.iter().flatten().zip(windows) {
             let read = HeldRows::read(*device, &**layout, window, form)?;
-            // While the device packs it, a matrix is not in the mapped file, too: an LM head is a large part of a model.
+            // While the device packs it, a matrix is not in the mapped file, too: an LM head is a large part of a
+            // model.
             if read.is_copied() {
                 source.release(spec, window)?;
             }
