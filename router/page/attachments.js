@@ -7,14 +7,22 @@ const KINDS = [
   { modality: "image", format: "png", types: ["image/png"], ends: [".png"] },
   { modality: "image", format: "jpeg", types: ["image/jpeg"], ends: [".jpg", ".jpeg"] },
   { modality: "image", format: "webp", types: ["image/webp"], ends: [".webp"] },
-  { modality: "audio", format: "wav", types: ["audio/wav", "audio/x-wav", "audio/wave", "audio/vnd.wave"], ends: [".wav"] },
+  {
+    modality: "audio",
+    format: "wav",
+    types: ["audio/wav", "audio/x-wav", "audio/wave", "audio/vnd.wave"],
+    ends: [".wav"],
+  },
   { modality: "audio", format: "mp3", types: ["audio/mpeg", "audio/mp3"], ends: [".mp3"] },
   { modality: "audio", format: "flac", types: ["audio/flac", "audio/x-flac"], ends: [".flac"] },
 ];
 /** Bytes of a request that are left for what is no file. */
 const REST_BYTES = 64 << 10;
 
-/** The files of the next message: `{ name, modality, part, url, size }`, with the bytes that each takes in a request. */
+/**
+ * The files of the next message: `{ name, modality, part, url, size }`. `size` is the number of bytes that a file takes
+ * in a request.
+ */
 let attached = [];
 /** Kinds that the served model takes. */
 let taken = [];
@@ -29,7 +37,7 @@ export function start(conversationBytes) {
   byId("attach").addEventListener("click", () => byId("files").click());
   byId("files").addEventListener("change", async (event) => {
     const files = [...event.target.files];
-    // The same file can be chosen again.
+    // Otherwise a browser reports no change if the same file is chosen again.
     event.target.value = "";
     await add(files);
   });
@@ -66,7 +74,8 @@ async function add(files) {
     const others = sentBefore() + attached.reduce((sum, { size }) => sum + size, 0);
     if (others + size + REST_BYTES > limit) {
       const of = others > 0 ? `, and the conversation's files ${bytes(others)}` : "";
-      complain(`${file.name} is not attached: it takes ${bytes(size)} of a request${of}; the limit is ${bytes(limit)}.`);
+      const takes = `it takes ${bytes(size)} of a request${of}; the limit is ${bytes(limit)}`;
+      complain(`${file.name} is not attached: ${takes}.`);
       return;
     }
     let data;
@@ -76,7 +85,8 @@ async function add(files) {
       complain(`${file.name} cannot be read: ${problem.message}`);
       return;
     }
-    attached.push({ name: file.name, modality: kind.modality, part: part(kind, data), url: URL.createObjectURL(file), size });
+    const url = URL.createObjectURL(file);
+    attached.push({ name: file.name, modality: kind.modality, part: part(kind, data), url, size });
     show();
   }
 }
@@ -109,8 +119,10 @@ function show() {
     show();
     byId("prompt").focus();
   };
-  const item = (file) =>
-    element("li", {}, preview(file), element("button", { type: "button", class: "small", onclick: remove(file) }, `Remove ${file.name}`));
+  const item = (file) => {
+    const settings = { type: "button", class: "small", onclick: remove(file) };
+    return element("li", {}, preview(file), element("button", settings, `Remove ${file.name}`));
+  };
   byId("attached").replaceChildren(...attached.map(item));
 }
 

@@ -106,7 +106,10 @@ async function regenerate() {
   await answer(settings, "focus");
 }
 
-/** Requests an answer to the conversation, and shows it as it comes. Resolves with true if the server refuses the request. */
+/**
+ * Requests an answer to the conversation, and shows it as it comes. Resolves with true if the server refuses the
+ * request.
+ */
 async function answer({ system, body }, focus) {
   const conversation = messages;
   const shown = show("assistant", "Answer");

@@ -15,8 +15,8 @@ use ring::digest::{SHA256, digest};
 /// The page loads files and data only from its own origin, runs no inline code, and is shown in no frame. Pictures and
 /// recordings that it shows before it sends them have URLs of the scheme `blob:`, which only its own code makes.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
-    img-src 'self' blob:; media-src blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
-    require-trusted-types-for 'script'; trusted-types 'none'";
+    img-src 'self' blob:; media-src blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; \
+    frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 /// A browser may cache the files, but must revalidate them before each use.
 const CACHE_CONTROL: &str = "no-cache";
 

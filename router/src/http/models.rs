@@ -26,7 +26,7 @@ pub struct Model {
     owned_by: &'static str,
     /// Most tokens of a request, prompt and output together, under vLLM's name.
     max_model_len: u32,
-    /// What a chat may contain, under OpenRouter's name: text, and kinds of media.
+    /// Kinds of content that a chat may have, under OpenRouter's name: text, and kinds of media.
     input_modalities: Vec<&'static str>,
     /// Maximum size of a request in bytes.
     max_body_bytes: usize,

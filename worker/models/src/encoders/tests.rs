@@ -177,7 +177,7 @@ fn padding_changes_no_bit_of_the_embeddings() {
         for shape in [tokens, tokens + 1, 64, 509, 512] {
             let padded = encode_as(&mut *model, kind, items, Some(shape)).unwrap();
             assert!(padded == plain, "{kind:?} padded to {shape}");
-            // What padding leaves in the buffers is of no consequence.
+            // Earlier padding in the buffers has no effect.
             assert!(encode(&mut *model, kind, items).unwrap() == plain, "{kind:?} after {shape}");
         }
         for shape in [tokens - 1, 513] {
