@@ -1,15 +1,16 @@
 """Real clusters for tests. Starts the built executables on free ports, communicates with them, and checks that no
 process is left."""
 
+import fcntl
 import itertools
 import json
 import os
 import pathlib
-import random
 import re
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 import uuid
 
@@ -40,24 +41,30 @@ def wait_for(what, probe, seconds=STOP_S, every=0.02):
         time.sleep(every)
 
 
+# Ports below the range that the system gives to outgoing connections. A connection of a test that runs beside could take a
+# port of that range between its choice and the server's start, or while a server ends and starts again.
+PORTS = 10000
+
+
 def free_port():
-    """A TCP port that was free a moment ago."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """A free TCP port that the system gives to no outgoing connection and no other test is given soon.
 
-
-def lasting_port():
-    """A free TCP port that the system gives to no outgoing connection, for a server that ends and starts again."""
+    The tests of this machine take ports in turn: a file counts them, so that two of them that start at once never share one."""
     first, _ = map(int, pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    for port in random.sample(range(first - 10000, first), 100):
-        with socket.socket() as s:
-            try:
-                s.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError(f"no port from {first - 10000} to {first} is free")
+    with open(os.path.join(tempfile.gettempdir(), "tutti-test-ports"), "a+") as counter:
+        fcntl.flock(counter, fcntl.LOCK_EX)
+        counter.seek(0)
+        given = int(counter.read() or 0)
+        for given in range(given + 1, given + PORTS):
+            with socket.socket() as s:
+                try:
+                    s.bind(("127.0.0.1", first - PORTS + given % PORTS))
+                except OSError:
+                    continue
+                counter.truncate(0)
+                counter.write(str(given))
+                return s.getsockname()[1]
+    raise AssertionError(f"no port from {first - PORTS} to {first} is free")
 
 
 def processes_marked(mark):

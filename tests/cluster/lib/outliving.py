@@ -3,7 +3,7 @@
 import signal
 
 import httpx
-from harness import Server, lasting_port, processes_marked, wait_for
+from harness import Server, free_port, processes_marked, wait_for
 
 # Faults are so frequent that a stream may be lost several times.
 PATIENT = {"TUTTI_FLEET__MAX_REPLAYS": "50", "TUTTI_FLEET__MAX_RETRIES": "50", "TUTTI_FLEET__RECOVERY_MS": "90000", "TUTTI_FLEET__POLL_MS": "100"}
@@ -16,7 +16,7 @@ class OutlivingCluster:
     keys = None
 
     def __init__(self, args, directory):
-        cluster = ["--cluster-grpc", f"127.0.0.1:{lasting_port()}", "--cluster-token-file", directory / "cluster-token"]
+        cluster = ["--cluster-grpc", f"127.0.0.1:{free_port()}", "--cluster-token-file", directory / "cluster-token"]
         self.flags, self.directory = ["--no-router", "--state-directory", directory / "state", *cluster, *args], directory
         self.conductors = [Server("conductor", self.flags, directory)]
         self.router = Server("router", ["--conductor", f"http://{self.conductor.cluster}"], directory, PATIENT)
