@@ -14,15 +14,14 @@
 mod forward {
     pub mod gpu;
     pub mod limits;
+    pub mod report;
     pub mod steps;
     pub mod timing;
 }
 
 use std::{
-    collections::BTreeMap,
     path::{Path, PathBuf},
     sync::PoisonError,
-    time::Duration,
 };
 
 use clap::{Parser, ValueEnum};
@@ -35,8 +34,9 @@ use tutti_models::{LoadFormat, LoadOptions, load};
 use self::forward::{
     gpu,
     limits::{Clock, Limits, Probe},
+    report::{Round, report},
     steps::{PAGE, Steps},
-    timing::{Table, Timing, Work},
+    timing::{Table, Timing},
 };
 
 type Failure = Box<dyn std::error::Error>;
@@ -117,14 +117,6 @@ const KINDS: [Kind; 5] = [
     Kind { name: "prefill-4096", batch: 1, tokens: CONTEXT, start: 0, chunks: 8, times: 1 },
 ];
 
-/// The result of one kind of step in one round.
-struct Round {
-    /// Seconds per step, or per prompt if the kind has several chunks.
-    time: f64,
-    limits: Limits,
-    operations: BTreeMap<String, Work>,
-}
-
 fn main() -> Result<(), Failure> {
     let args = Args::parse();
     let shape = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/bench/qwen3-0.6b");
@@ -178,8 +170,7 @@ fn main() -> Result<(), Failure> {
     }
     let limits = rounds.iter().flatten().fold(Limits::default(), |best, round| best.best(round.limits));
     for (kind, rounds) in kinds.iter().zip(&mut rounds) {
-        rounds.sort_by(|a, b| a.time.total_cmp(&b.time));
-        report(kind, rounds, limits);
+        report(kind.name, "tok", (kind.batch * kind.tokens * kind.chunks) as f64, rounds, limits);
     }
     Ok(())
 }
@@ -209,41 +200,4 @@ impl Bench {
         }
         best.ok_or_else(|| "no step in a round".into())
     }
-}
-
-fn report(kind: &Kind, rounds: &[Round], limits: Limits) {
-    let tokens = (kind.batch * kind.tokens * kind.chunks) as f64;
-    let (median, least) = (&rounds[rounds.len() / 2], &rounds[0]);
-    let Limits { flops, products, bytes } = limits;
-    let rate = |round: &Round| tokens / round.time;
-    println!(
-        "\n{}: {:.1} tok/s (best {:.1}), {:.2} ms; limits {:.0} GFLOP/s in attention, {:.0} GOP/s in products, {:.1} GB/s",
-        kind.name,
-        rate(median),
-        rate(least),
-        median.time * 1e3,
-        flops / 1e9,
-        products / 1e9,
-        bytes / 1e9,
-    );
-    let mut rows: Vec<_> = median.operations.iter().collect();
-    rows.sort_by_key(|(_, work)| std::cmp::Reverse(work.time));
-    let known: Duration = rows.iter().map(|(_, work)| work.time).sum();
-    let other = median.time - known.as_secs_f64();
-    let mut limit = 0.0;
-    for (name, work) in rows {
-        let time = work.time.as_secs_f64();
-        let floor = work.least(&limits);
-        limit += floor;
-        let share = 100.0 * time / median.time;
-        let each = time * 1e6 / work.calls as f64;
-        print!("  {name:24} {:5} x {each:10.1} us {share:5.1} %", work.calls);
-        if floor > 0.0 {
-            let (gops, gbytes) = ((work.flops + work.products) / time / 1e9, work.bytes / time / 1e9);
-            print!("  {gops:7.1} GOP/s {gbytes:6.1} GB/s  {:.2} of the limit", floor / time);
-        }
-        println!();
-    }
-    println!("  between operations {:31.2} %", 100.0 * other / median.time);
-    println!("  the whole: {:.2} of the limit", limit / median.time);
 }

@@ -20,7 +20,8 @@ use tutti_settings::ByteSize;
 use self::model::{Hashing, choose, score};
 pub use self::{
     constrained::{
-        END, any_request, ascii, constrained, constrained_engine, regex, right, schema, text, vocabulary,
+        END, any_request, ascii, constrained, constrained_engine, probed_constrained_engine, regex, right,
+        schema, text, vocabulary,
     },
     model::{InFlight, Probe, hidden},
     outcomes::{RequestResults, run, run_to_end, token_bits},

@@ -1,8 +1,9 @@
 //! Tests of output that follows a constraint: the tokens are those of a request alone, whatever happens beside it.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tutti_engine::{Engine, EngineSettings};
+use tutti_kernels::DeviceError;
 use tutti_proto::{
     cluster::v1::{self as pb, FinishReason, completion::Outcome},
     v1::constraint::Kind,
@@ -11,8 +12,8 @@ use tutti_runtime::{Error, ErrorKind};
 use tutti_settings::{Admission, ByteSize, Chunking};
 
 use crate::common::{
-    InFlight, PAGE_BYTES, any_request, constrained, constrained_engine, engine, launch, regex, right, run,
-    schema, settings, text, vocabulary,
+    InFlight, PAGE_BYTES, any_request, constrained, constrained_engine, engine, launch,
+    probed_constrained_engine, regex, right, run, schema, settings, text, vocabulary,
 };
 
 /// Runs requests, and asserts that each has the tokens and the end of the request alone.
@@ -101,6 +102,31 @@ fn a_constrained_row_is_in_every_step_of_a_device_with_two_in_flight() {
         // Now and then a mask takes long, and its request waits.
         assert!((40..64).contains(&steps), "{steps} steps for 40 tokens");
     }
+}
+
+/// The rows of a refused forward run one by one. With two steps in flight, a row whose mask needs the token of the step
+/// before cannot: it runs in a later step.
+#[test]
+fn a_refused_forward_changes_no_token() {
+    let mut late = 0;
+    for in_flight in InFlight::ALL {
+        let (mut engine, probe) = probed_constrained_engine(&settings(), in_flight);
+        // No mask is late for another reason.
+        engine.set_mask_grace(Duration::from_secs(60));
+        let (of_model, mut pauses) = (Arc::clone(&probe), 0);
+        probe.lock().unwrap().during = Some(Box::new(move || {
+            pauses += 1;
+            if pauses % 3 == 0 {
+                let refused = DeviceError::OutOfMemory { what: "logits", wanted: 9 };
+                of_model.lock().unwrap().fail_next = Some(refused);
+            }
+        }));
+        check(&format!("{in_flight:?}"), &mut engine, &mixture());
+        // The closure holds the probe that holds it.
+        probe.lock().unwrap().during = None;
+        late += engine.load().masks.unwrap().late;
+    }
+    assert!(late > 0, "no row ran in a later step");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Requests whose output follows a constraint, and their correct results.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use tutti_constraints::{Constraint, Environment, Progress, Token, Vocabulary};
 use tutti_engine::{Engine, EngineSettings, ReadVocabulary};
@@ -13,7 +13,7 @@ use tutti_proto::{
 
 use super::{
     MIXED, launch,
-    model::{InFlight, choose_allowed, hidden},
+    model::{InFlight, Probe, choose_allowed, hidden},
     model_ended_by,
 };
 
@@ -43,11 +43,19 @@ pub fn vocabulary() -> ReadVocabulary {
 
 /// An engine whose requests can follow constraints.
 pub fn constrained_engine(settings: &EngineSettings, in_flight: InFlight) -> Engine {
+    probed_constrained_engine(settings, in_flight).0
+}
+
+/// As [`constrained_engine`], with the probe of its model.
+pub fn probed_constrained_engine(
+    settings: &EngineSettings,
+    in_flight: InFlight,
+) -> (Engine, Arc<Mutex<Probe>>) {
     let prefill = WalkKind::Chunkable { batched_by: WalkId(MIXED) };
-    let (model, _) = model_ended_by(vec![END], prefill, in_flight);
+    let (model, probe) = model_ended_by(vec![END], prefill, in_flight);
     let mut engine = Engine::new(model, Rank(0), settings, 64).expect("sound settings");
     engine.set_vocabulary(vocabulary());
-    engine
+    (engine, probe)
 }
 
 pub fn regex(pattern: &str) -> Kind {
