@@ -1,9 +1,10 @@
 //! Attention in both directions inside segments.
 //!
 //! Keys and values are first packed head by head: keys as blocks of sixteen, element by element, and values in rows
-//! that are padded to whole blocks. Each task then computes a few queries of one head over all keys of their segment,
-//! with a running maximum (Milakov and Gimelshein, arXiv:1805.02867). The order of all sums follows from the indices of
-//! the keys in their segment, so neither threads nor other segments change a bit.
+//! that are padded to whole blocks. Each task then computes some queries of one head over all keys of their segment,
+//! with a running maximum (Milakov and Gimelshein, arXiv:1805.02867). All queries of the task pass over a few blocks of
+//! keys and values, which stay in the cache, before any passes over the next. The order of all sums follows from the
+//! indices of the keys in their segment, so neither threads nor other segments change a bit.
 
 use std::ops::Range;
 
@@ -13,12 +14,15 @@ use crate::cpu::simd::{LANES, Op, Simd, exp};
 use crate::cpu::threads::pool::ThreadPool;
 use crate::{DeviceError, EncoderHeads};
 
-/// Queries that share each load of keys and values.
-const QUERIES: usize = 4;
+/// Queries that share each load of keys and values. With AVX2, their sums, the loaded block and a factor fill the
+/// registers.
+const QUERIES: usize = 6;
 /// Queries per task.
-const TASK_QUERIES: usize = 32;
+const TASK_QUERIES: usize = 8 * QUERIES;
 /// Blocks of keys whose scores are held at once.
-const HELD_BLOCKS: usize = 16;
+const HELD_BLOCKS: usize = 8;
+/// Keys whose scores are held at once.
+const HELD: usize = HELD_BLOCKS * LANES;
 
 /// Memory of the packed keys and values, which grows to what the largest input so far needed.
 #[derive(Default)]
@@ -165,112 +169,145 @@ impl Op for HeadAttention<'_> {
         let EncoderHeads { heads, head_dim } = self.shape;
         let (width, column) = (heads * head_dim, self.head * head_dim);
         let padded = head_dim.next_multiple_of(LANES);
-        let mut sums = [[0.0f32; HELD_BLOCKS * LANES]; QUERIES];
-        let mut accumulated = vec![0.0f32; QUERIES * padded];
-        for first in self.queries.clone().step_by(QUERIES) {
-            let count = QUERIES.min(self.queries.end - first);
-            // A query that is missing repeats the first one, and its result is dropped.
-            let row = |query: usize| first + if query < count { query } else { 0 };
-            let query = |query: usize| &self.qkv[row(query) * 3 * width + column..][..head_dim];
-            let queries: [&[f32]; QUERIES] = std::array::from_fn(query);
-            accumulated.fill(0.0);
-            let (mut most, mut total) = ([f32::NEG_INFINITY; QUERIES], [0.0f32; QUERIES]);
-            for held in (0..self.count).step_by(HELD_BLOCKS * LANES) {
-                let end = self.count.min(held + HELD_BLOCKS * LANES);
-                self.scores(s, queries, held..end, &mut sums);
-                for query in 0..QUERIES {
-                    let scale = soften(s, &mut sums[query], end - held, &mut most[query], &mut total[query]);
-                    for sum in accumulated[query * padded..][..padded].chunks_mut(LANES) {
-                        let scaled = s.mul(s.load_some(sum, 0.0), s.splat(scale));
+        let groups = self.queries.len().div_ceil(QUERIES);
+        let mut packed = vec![0.0f32; groups * QUERIES * head_dim];
+        self.pack_queries(&mut packed);
+        let mut accumulated = vec![0.0f32; groups * QUERIES * padded];
+        let mut state = vec![Softmax::EMPTY; groups * QUERIES];
+        let mut scores = [[0.0f32; HELD]; QUERIES];
+        for first in (0..self.count).step_by(HELD) {
+            let held = first..self.count.min(first + HELD);
+            let blocks = held.start * head_dim..held.end.next_multiple_of(LANES) * head_dim;
+            let keys = &self.keys[blocks];
+            let values = &self.values[held.start * padded..held.end.next_multiple_of(LANES) * padded];
+            let of_group = packed.chunks_exact(QUERIES * head_dim).zip(state.chunks_exact_mut(QUERIES));
+            for ((packed, state), sums) in of_group.zip(accumulated.chunks_exact_mut(QUERIES * padded)) {
+                self.scores(s, packed, keys, held.len(), &mut scores);
+                for ((scores, state), sums) in scores.iter_mut().zip(state).zip(sums.chunks_exact_mut(padded))
+                {
+                    let factor = s.splat(soften(s, scores, held.len(), state));
+                    for sum in sums.chunks_exact_mut(LANES) {
+                        let scaled = s.mul(s.load_some(sum, 0.0), factor);
                         s.store_some(sum, scaled);
                     }
                 }
-                self.accumulate(s, &sums, held..end, padded, &mut accumulated);
+                accumulate(s, &scores, values, padded, sums);
             }
-            for query in 0..count {
-                // SAFETY: each head of each row belongs to one task.
-                let out = unsafe { self.out.slice_mut((first + query) * width + column, head_dim) };
-                for (out, sum) in out.chunks_mut(LANES).zip(accumulated[query * padded..].chunks(LANES)) {
-                    s.store_some(out, s.div(s.load_some(sum, 0.0), s.splat(total[query])));
-                }
+        }
+        for ((row, sums), state) in self.queries.clone().zip(accumulated.chunks_exact(padded)).zip(&state) {
+            // SAFETY: each head of each row belongs to one task.
+            let out = unsafe { self.out.slice_mut(row * width + column, head_dim) };
+            for (out, sum) in out.chunks_mut(LANES).zip(sums.chunks_exact(LANES)) {
+                s.store_some(out, s.div(s.load_some(sum, 0.0), s.splat(state.total)));
             }
         }
     }
 }
 
 impl HeadAttention<'_> {
-    /// Computes the scaled scores of keys. Scores of keys that do not exist are negative infinity.
-    #[inline(always)]
-    fn scores<S: Simd>(
-        &self,
-        s: S,
-        queries: [&[f32]; QUERIES],
-        held: Range<usize>,
-        sums: &mut [[f32; HELD_BLOCKS * LANES]; QUERIES],
-    ) {
-        let head_dim = self.shape.head_dim;
-        let scale = s.splat((head_dim as f32).sqrt().recip());
-        for (block, first) in held.clone().step_by(LANES).enumerate() {
-            let keys = &self.keys[first * head_dim..][..LANES * head_dim];
-            let mut products = [s.splat(0.0); QUERIES];
-            for (element, key) in keys.chunks_exact(LANES).enumerate() {
-                let key = s.load_some(key, 0.0);
-                for (product, query) in products.iter_mut().zip(queries) {
-                    *product = s.fma(s.splat(query[element]), key, *product);
-                }
-            }
-            let exist = held.end - first;
-            for (product, sums) in products.into_iter().zip(&mut *sums) {
-                let sums = &mut sums[block * LANES..][..LANES];
-                s.store_some(sums, s.mul(product, scale));
-                if exist < LANES {
-                    sums[exist..].fill(f32::NEG_INFINITY);
-                }
+    /// Packs the queries in groups, `[groups][head_dim][QUERIES]`. Queries that are missing in the last group stay 0.
+    fn pack_queries(&self, packed: &mut [f32]) {
+        let EncoderHeads { heads, head_dim } = self.shape;
+        let (width, column) = (3 * heads * head_dim, self.head * head_dim);
+        for (index, row) in self.queries.clone().enumerate() {
+            let group = &mut packed[index / QUERIES * QUERIES * head_dim..][..QUERIES * head_dim];
+            let query = &self.qkv[row * width + column..][..head_dim];
+            for (place, element) in group.iter_mut().skip(index % QUERIES).step_by(QUERIES).zip(query) {
+                *place = *element;
             }
         }
     }
 
-    /// Adds the values of keys, weighted by `weights`.
+    /// Computes the scaled scores of a group of queries and `count` keys. The scores of keys that fill up the last block
+    /// are negative infinity.
     #[inline(always)]
-    fn accumulate<S: Simd>(
+    fn scores<S: Simd>(
         &self,
         s: S,
-        weights: &[[f32; HELD_BLOCKS * LANES]; QUERIES],
-        held: Range<usize>,
-        padded: usize,
-        accumulated: &mut [f32],
+        packed: &[f32],
+        keys: &[f32],
+        count: usize,
+        scores: &mut [[f32; HELD]; QUERIES],
     ) {
-        for column in (0..padded).step_by(LANES) {
-            let mut sums = [s.splat(0.0); QUERIES];
-            for (query, sum) in sums.iter_mut().enumerate() {
-                *sum = s.load_some(&accumulated[query * padded + column..][..LANES], 0.0);
-            }
-            for (index, key) in held.clone().enumerate() {
-                let value = s.load_some(&self.values[key * padded + column..][..LANES], 0.0);
-                for (sum, weights) in sums.iter_mut().zip(weights) {
-                    *sum = s.fma(s.splat(weights[index]), value, *sum);
+        let head_dim = self.shape.head_dim;
+        let scale = s.splat((head_dim as f32).sqrt().recip());
+        for (block, keys) in keys.chunks_exact(LANES * head_dim).enumerate() {
+            let mut products = [s.splat(0.0); QUERIES];
+            for (key, queries) in keys.as_chunks::<LANES>().0.iter().zip(packed.as_chunks::<QUERIES>().0) {
+                let key = s.load_some(key, 0.0);
+                for (product, query) in products.iter_mut().zip(queries) {
+                    *product = s.fma(s.splat(*query), key, *product);
                 }
             }
-            for (query, sum) in sums.into_iter().enumerate() {
-                s.store_some(&mut accumulated[query * padded + column..][..LANES], sum);
+            let exist = count - block * LANES;
+            for (product, scores) in products.into_iter().zip(&mut *scores) {
+                let scores = &mut scores[block * LANES..][..LANES];
+                s.store_some(scores, s.mul(product, scale));
+                if exist < LANES {
+                    scores[exist..].fill(f32::NEG_INFINITY);
+                }
             }
         }
     }
 }
 
-/// Turns scores of `count` keys into weights relative to the largest score so far, and adds them to `total`. Returns
+/// Adds values, weighted by the weights of a group of queries. Keys that fill up the last block have a weight of 0.
+#[inline(always)]
+fn accumulate<S: Simd>(
+    s: S,
+    weights: &[[f32; HELD]; QUERIES],
+    values: &[f32],
+    padded: usize,
+    accumulated: &mut [f32],
+) {
+    for column in (0..padded).step_by(LANES) {
+        let mut sums = [s.splat(0.0); QUERIES];
+        for (sum, accumulated) in sums.iter_mut().zip(accumulated.chunks_exact(padded)) {
+            *sum = s.load_some(&accumulated[column..][..LANES], 0.0);
+        }
+        for (block, values) in values.chunks_exact(LANES * padded).enumerate() {
+            let weights: [&[f32; LANES]; QUERIES] =
+                std::array::from_fn(|query| &weights[query].as_chunks::<LANES>().0[block]);
+            for (index, values) in values.chunks_exact(padded).enumerate().take(LANES) {
+                let value = s.load_some(&values[column..][..LANES], 0.0);
+                for (sum, weights) in sums.iter_mut().zip(weights) {
+                    *sum = s.fma(s.splat(weights[index]), value, *sum);
+                }
+            }
+        }
+        for (sum, accumulated) in sums.into_iter().zip(accumulated.chunks_exact_mut(padded)) {
+            s.store_some(&mut accumulated[column..][..LANES], sum);
+        }
+    }
+}
+
+/// The running softmax of a query.
+#[derive(Clone, Copy)]
+struct Softmax {
+    /// Largest score so far.
+    most: f32,
+    /// Sum of the weights so far, relative to the largest score.
+    total: f32,
+}
+
+impl Softmax {
+    const EMPTY: Self = Self { most: f32::NEG_INFINITY, total: 0.0 };
+}
+
+/// Turns scores of `count` keys into weights relative to the largest score so far, and adds them to the total. Returns
 /// the factor of what was accumulated before.
 #[inline(always)]
-fn soften<S: Simd>(s: S, scores: &mut [f32], count: usize, most: &mut f32, total: &mut f32) -> f32 {
+fn soften<S: Simd>(s: S, scores: &mut [f32; HELD], count: usize, state: &mut Softmax) -> f32 {
+    let Softmax { most, total } = state;
     let scores = &mut scores[..count.next_multiple_of(LANES)];
     let mut largest = s.splat(*most);
-    for block in scores.chunks(LANES) {
+    for block in scores.chunks_exact(LANES) {
         largest = s.max(s.load_some(block, 0.0), largest);
     }
     let largest = s.largest(largest);
     let offset = s.splat(largest);
     let mut sum = s.splat(0.0);
-    for block in scores.chunks_mut(LANES) {
+    for block in scores.chunks_exact_mut(LANES) {
         let weight = exp(s, s.sub(s.load_some(block, 0.0), offset));
         sum = s.add(sum, weight);
         s.store_some(block, weight);
