@@ -8,11 +8,13 @@
 
 mod attention;
 mod collectives;
+mod compressed;
 mod delta_rule;
 mod dense;
 mod encoder;
 mod experts;
 mod family;
+mod hyper;
 mod planes;
 mod quantized;
 mod recurrence;
@@ -25,12 +27,17 @@ pub use tutti_settings::Quantize;
 
 pub use self::attention::{Attention, AttentionShape, HeadNorms, PagedAttention, RotateAndStore};
 pub use self::collectives::Collectives;
+pub use self::compressed::{
+    AttendedEntries, Compress, Compressed, CompressorShape, Indexer, IndexerShape, RotateTails, StoreWindow,
+    TailNorm, WindowAttention, WindowShape,
+};
 pub use self::delta_rule::{DeltaRule, DeltaShape, GatedDelta, GatedNorm};
 pub use self::dense::{Dense, Embed, GateUp, Linear, Norm, VocabularyShard};
 pub use self::encoder::{Encoder, EncoderHeads, Gelu, LayerNorm, PixelGrid, SegmentAttention};
 pub(crate) use self::experts::MixSizes;
 pub use self::experts::{ExpertBuffers, Experts, MixExperts, Routing};
-pub use self::planes::{KvScales, KvShape, KvType, PlanesShape};
+pub use self::hyper::{HyperConnections, HyperShape, StreamProjection};
+pub use self::planes::{EntriesShape, KvScales, KvShape, KvType, PlanesShape};
 pub use self::quantized::{
     GroupOffsets, INT4_GROUP, OffsetKind, QuantizedRows, QuantizedType, ScaleType, quantize_of_head,
 };

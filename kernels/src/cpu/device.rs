@@ -3,10 +3,12 @@
 
 mod attention;
 mod collectives;
+mod compressed;
 mod delta_rule;
 mod dense;
 mod encoder;
 mod experts;
+mod hyper;
 mod recurrence;
 mod sampler;
 mod weights;

@@ -103,7 +103,11 @@ impl Architecture for Config {
     type Layers<D: DecoderDevice> = Qwen35<D>;
 
     fn needs(&self) -> Needs {
-        Needs { experts: self.experts.is_some(), delta_rule: self.layers.contains(&LayerKind::Delta) }
+        Needs {
+            experts: self.experts.is_some(),
+            delta_rule: self.layers.contains(&LayerKind::Delta),
+            ..Needs::default()
+        }
     }
 
     fn experts(&mut self) -> Option<&mut ExpertShape> {

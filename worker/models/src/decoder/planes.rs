@@ -101,7 +101,7 @@ impl RankPlanes {
     /// Returns the shapes of this rank's planes with `pages` pages and `slots` slots.
     pub fn shape(&self, pages: usize, slots: usize) -> PlanesShape {
         let (kv, kv_scales) = (self.kv_shape(pages), self.kv_scales.clone());
-        PlanesShape { kv, kv_scales, slot_bytes: self.slot_bytes().collect(), slots }
+        PlanesShape { kv, kv_scales, entries: Vec::new(), slot_bytes: self.slot_bytes().collect(), slots }
     }
 
     /// Returns the declaration of a text model with this rank's planes.
