@@ -150,6 +150,8 @@ impl Architecture for Config {
             limits: self.text.limits(dir, max_step_tokens)?,
             kv: Some(self.text.kv_plane(attentions)),
             attention_modules: self.attention_modules(),
+            entries: Vec::new(),
+            page_tokens: None,
             slots: if deltas > 0 { planes.to_vec() } else { Vec::new() },
             expert_layers: if self.experts.is_some() { (0..layers).collect() } else { Vec::new() },
         })
