@@ -2,11 +2,13 @@
 //! that the machine supports is chosen at run time.
 
 mod attention;
+mod compressed;
 mod delta;
 mod device;
 mod encoder;
 mod experts;
 mod gemm;
+mod hyper;
 mod memory;
 mod quant;
 mod rowwise;

@@ -8,11 +8,13 @@
 
 mod attention;
 mod collectives;
+mod compressed;
 mod delta_rule;
 mod dense;
 mod encoder;
 mod experts;
 mod family;
+mod hyper;
 mod planes;
 mod quantized;
 mod recurrence;
@@ -25,12 +27,17 @@ pub use tutti_settings::Quantize;
 
 pub use self::attention::{Attention, AttentionShape, HeadNorms, PagedAttention, RotateAndStore};
 pub use self::collectives::Collectives;
+pub use self::compressed::{
+    AttendedEntries, Compress, Compressed, CompressorShape, Indexer, IndexerShape, RotateTails, StoreWindow,
+    TailNorm, WindowAttention, WindowShape,
+};
 pub use self::delta_rule::{DeltaRule, DeltaShape, GatedDelta, GatedNorm};
 pub use self::dense::{Dense, Embed, GateUp, Linear, Norm, VocabularyShard};
 pub use self::encoder::{Encoder, EncoderHeads, Gelu, LayerNorm, PixelGrid, SegmentAttention};
 pub(crate) use self::experts::MixSizes;
 pub use self::experts::{ExpertBuffers, Experts, MixExperts, Routing};
-pub use self::planes::{KvScales, KvShape, KvType, PlanesShape};
+pub use self::hyper::{HyperConnections, HyperShape, StreamProjection};
+pub use self::planes::{EntriesShape, KvScales, KvShape, KvType, PlanesShape};
 pub use self::quantized::{
     GroupOffsets, INT4_GROUP, OffsetKind, QuantizedRows, QuantizedType, ScaleType, quantize_of_head,
 };
@@ -299,8 +306,8 @@ pub trait Device: Send + Sized + 'static {
     fn planes(&mut self, shape: &PlanesShape) -> Result<Self::Planes, DeviceError>;
     /// Name of the layout of keys and values within a page. Devices with the same name and shape can exchange pages.
     fn kv_format(&self) -> &'static str;
-    /// Appends the bytes of `pages` to `out`, in the device's layout: page by page, layer by layer, head by head. Waits
-    /// for the device.
+    /// Appends the bytes of `pages` to `out`, in the device's layout: page by page; within a page, the plane of keys and
+    /// values and then each plane of entries; within a plane, layer by layer and head by head. Waits for the device.
     fn read_pages(
         &mut self,
         planes: &Self::Planes,

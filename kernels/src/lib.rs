@@ -16,12 +16,14 @@ mod sampling;
 mod step;
 
 pub use device::{
-    Argmax, Attention, AttentionShape, Collectives, DecayedSum, DeltaRule, DeltaShape, Dense, Device,
-    DeviceError, DeviceLimits, Embed, Encoder, EncoderHeads, ExpertBuffers, Experts, GateUp, GatedDelta,
-    GatedNorm, GatheredRows, Gelu, GraphId, GroupOffsets, HeadNorms, HostMatrix, INT4_GROUP, KvScales,
-    KvShape, KvType, LayerNorm, Linear, MixExperts, Norm, OffsetKind, PagedAttention, PixelGrid, PlanesShape,
-    Quantize, QuantizedRows, QuantizedType, Recurrence, RopeFrequencies, Rotary, RotateAndStore, Routing,
-    Sampler, ScaleType, SegmentAttention, VocabularyShard, WeightType, quantize_of_head,
+    Argmax, AttendedEntries, Attention, AttentionShape, Collectives, Compress, Compressed, CompressorShape,
+    DecayedSum, DeltaRule, DeltaShape, Dense, Device, DeviceError, DeviceLimits, Embed, Encoder,
+    EncoderHeads, EntriesShape, ExpertBuffers, Experts, GateUp, GatedDelta, GatedNorm, GatheredRows, Gelu,
+    GraphId, GroupOffsets, HeadNorms, HostMatrix, HyperConnections, HyperShape, INT4_GROUP, Indexer,
+    IndexerShape, KvScales, KvShape, KvType, LayerNorm, Linear, MixExperts, Norm, OffsetKind, PagedAttention,
+    PixelGrid, PlanesShape, Quantize, QuantizedRows, QuantizedType, Recurrence, RopeFrequencies, Rotary,
+    RotateAndStore, RotateTails, Routing, Sampler, ScaleType, SegmentAttention, StoreWindow,
+    StreamProjection, TailNorm, VocabularyShard, WeightType, WindowAttention, WindowShape, quantize_of_head,
 };
 pub use recorder::{Observer, Operation, Recorder};
 pub use sampling::{

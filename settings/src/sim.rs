@@ -27,6 +27,9 @@ settings! {
             steps_in_flight: usize = 1, unit "STEPS", at least 1, at most 8;
             /// Keep a running state of each request in a slot, as recurrent models do. Tokens do not depend on it.
             state: bool = false;
+            /// Number of tokens that an entry in pages stands for, as in models with compressed attention. Tokens do not
+            /// depend on it. More than 1 needs `state`. A divisor of the tokens of a page, which are 16.
+            entry_tokens: usize = 1, unit "TOKENS", at least 1, at most 16;
             /// Time from the end of a step until the host learns of it.
             late_us: u32 = 0, unit "MICROSECONDS", at most 1_000_000;
             /// Random extra time of a step, at most this share of its cost.
@@ -113,11 +116,21 @@ impl SimSettings {
         }
     }
 
-    /// Refuses values outside of their ranges, and a `fail_every` of 1, with which every step would fail.
+    /// Refuses values outside of their ranges, a `fail_every` of 1, with which every step would fail, and entries of
+    /// several tokens that do not fill a page or have no slot for their open tokens.
     pub fn validate(&self) -> Result<(), Invalid> {
         self.check_ranges()?;
         if self.fail_every.is_some_and(|every| every < 2) {
             return Err(Invalid::new("sim.fail_every", "is below 2: every step would fail"));
+        }
+        if !self.entry_tokens.is_power_of_two() {
+            return Err(Invalid::new(
+                "sim.entry_tokens",
+                format!("is {}, no power of two", self.entry_tokens),
+            ));
+        }
+        if self.entry_tokens > 1 && !self.state {
+            return Err(Invalid::new("sim.entry_tokens", "is above 1 without sim.state"));
         }
         Ok(())
     }

@@ -185,7 +185,10 @@ fn attend<K: Kernel>(
 }
 
 /// Returns the buffer, grown to at least `wanted` elements.
-fn grown<T: Element>(buffer: &mut Option<Buffer<T>>, wanted: usize) -> Result<&mut Buffer<T>, DeviceError> {
+pub(super) fn grown<T: Element>(
+    buffer: &mut Option<Buffer<T>>,
+    wanted: usize,
+) -> Result<&mut Buffer<T>, DeviceError> {
     let buffer = match buffer.take().filter(|buffer| buffer.len() >= wanted) {
         Some(enough) => buffer.insert(enough),
         None => buffer.insert(Buffer::zeroed(wanted, "attention scratch")?),

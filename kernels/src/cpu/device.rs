@@ -3,10 +3,12 @@
 
 mod attention;
 mod collectives;
+mod compressed;
 mod delta_rule;
 mod dense;
 mod encoder;
 mod experts;
+mod hyper;
 mod recurrence;
 mod sampler;
 mod weights;
@@ -50,6 +52,8 @@ pub struct CpuDevice {
     /// The activations of products whose weights are integers of four bits.
     activations: Activations,
     attention: super::attention::Scratch,
+    /// Scratch memory of windows and compressed entries.
+    compressed: super::compressed::Scratch,
     /// Packed keys and values of an encoder's attention.
     segments: super::encoder::attention::Scratch,
     best: Vec<argmax::Best>,
@@ -107,6 +111,7 @@ impl CpuDevice {
             quantised: quant::Scratch::new()?,
             activations: Activations::EightBits,
             attention: super::attention::Scratch::default(),
+            compressed: super::compressed::Scratch::default(),
             segments: super::encoder::attention::Scratch::default(),
             best: Vec::new(),
             screening: screen::Scratch::default(),
@@ -293,6 +298,7 @@ impl Device for CpuDevice {
             + self.quantised.bytes()
             + self.screening.bytes()
             + self.attention.bytes()
+            + self.compressed.bytes()
             + self.segments.bytes()
             + self.routes.bytes();
         self.tensor_bytes + (scratch + sampling + gathered) as u64
@@ -329,11 +335,11 @@ impl Device for CpuDevice {
         pages: &[PageId],
         out: &mut Vec<u8>,
     ) -> Result<(), DeviceError> {
-        planes.kv()?.read_pages(pages, out)
+        planes.read_pages(pages, out)
     }
 
     fn write_pages(&mut self, planes: &mut Planes, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
-        planes.kv_mut()?.write_pages(pages, data)
+        planes.write_pages(pages, data)
     }
 
     fn read_slot(&mut self, planes: &Planes, slot: SlotId, out: &mut Vec<u8>) -> Result<(), DeviceError> {

@@ -1,6 +1,7 @@
 //! The device's memory: mapped buffers, and the tensors, planes and weight matrices in them.
 
 mod buffer;
+pub(super) mod entries;
 pub(super) mod format;
 pub(super) mod fused_matrices;
 pub(super) mod kv;

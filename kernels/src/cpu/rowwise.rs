@@ -112,14 +112,17 @@ pub(super) fn rope_angles(
     each_row(pool, out, 2 * half, |row, out| {
         let (cos, sin) = out.split_at_mut(half);
         for (i, inverse) in rope.inverse.iter().enumerate() {
-            // The angle is rounded to f32 as in the reference implementation. Its cosine and sine are correctly
-            // rounded.
             let axis = rope.axes.get(i).map_or(0, |&axis| usize::from(axis));
-            let (s, c) = f64::from(positions[axis][row] * inverse).sin_cos();
-            cos[i] = c as f32 * rope.scale;
-            sin[i] = s as f32 * rope.scale;
+            (cos[i], sin[i]) = cos_sin(positions[axis][row], *inverse, rope.scale);
         }
     })
+}
+
+/// Returns cosine and sine of `position * inverse`, multiplied by `scale`. The angle is rounded to f32 as in the
+/// reference implementation. Its cosine and sine are correctly rounded.
+pub(super) fn cos_sin(position: f32, inverse: f32, scale: f32) -> (f32, f32) {
+    let (s, c) = f64::from(position * inverse).sin_cos();
+    (c as f32 * scale, s as f32 * scale)
 }
 
 /// Computes `out = x / sqrt(mean(x²) + eps) * weight`, row by row.

@@ -47,8 +47,8 @@ impl Step {
         planes.slots.check_copies(inputs.copies)?;
         self.check_slots(inputs, planes)?;
         self.copy(inputs);
-        if let Some(kv) = &planes.kv {
-            self.check_pages(kv.shape.page_tokens, kv.shape.pages)?;
+        if let Some((page_tokens, pages)) = planes.paging() {
+            self.check_pages(page_tokens, pages)?;
         }
         Ok(())
     }

@@ -4,10 +4,12 @@
 mod attention;
 mod codes;
 mod collectives;
+mod compressed;
 mod delta_rule;
 mod dense;
 mod encoder;
 mod experts;
+mod hyper;
 mod recurrence;
 mod sampler;
 

@@ -44,6 +44,9 @@ struct SlotPlane {
 
 impl Planes {
     pub(super) fn new(gpu: &Arc<Gpu>, shape: &PlanesShape) -> Result<Self, DeviceError> {
+        if let Some(entries) = shape.entries.first() {
+            return Err(DeviceError::Unsupported(format!("planes of compressed entries: {entries:?}")));
+        }
         let kv = shape.kv.map(|kv| {
             check_head(kv.head_dim)?;
             let scales = shape.kv_scales.len();

@@ -73,6 +73,30 @@ impl KvShape {
     }
 }
 
+/// The shape of a paged plane of compressed entries, over all its layers. Each entry stands for several tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EntriesShape {
+    /// Number of layers with entries.
+    pub layers: usize,
+    /// Elements per entry.
+    pub width: usize,
+    /// Number of tokens per entry. Divides `page_tokens`.
+    pub ratio: usize,
+    /// Tokens per page.
+    pub page_tokens: usize,
+    /// Number of pages, including the null page.
+    pub pages: usize,
+    /// Storage type of the entries.
+    pub dtype: WeightType,
+}
+
+impl EntriesShape {
+    /// Bytes per page: the entries of all layers.
+    pub fn page_bytes(&self) -> usize {
+        self.layers * self.page_tokens / self.ratio * self.width * self.dtype.bytes()
+    }
+}
+
 /// The shapes of all planes of a model on one rank. The default is a model without planes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PlanesShape {
@@ -80,6 +104,8 @@ pub struct PlanesShape {
     pub kv: Option<KvShape>,
     /// The scales of each layer of a plane in [`KvType::Fp8`]. Empty if all are 1.
     pub kv_scales: Vec<KvScales>,
+    /// The planes of compressed entries, with the same pages as keys and values.
+    pub entries: Vec<EntriesShape>,
     /// Bytes per slot of each slot plane, in order. Empty in a model without slot planes.
     pub slot_bytes: Vec<usize>,
     /// Number of slots of each slot plane, including the null slot.

@@ -5,11 +5,13 @@
 
 mod argmax;
 mod attention;
+mod compressed;
 mod delta_rule;
 mod encoder;
 mod experts;
 mod gate_up;
 mod grouped;
+mod hyper;
 mod int4;
 mod int8;
 mod linear;

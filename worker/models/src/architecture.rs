@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use tutti_kernels::{DeltaRule, Experts, collective::GroupRank};
+use tutti_kernels::{Compressed, DeltaRule, Experts, HyperConnections, collective::GroupRank};
 
 use crate::{
     DecoderDevice, LoadError, LoadOptions,
@@ -191,6 +191,8 @@ impl<A: Architecture> RankParts<A> {
 pub(crate) struct Needs {
     pub experts: bool,
     pub delta_rule: bool,
+    pub hyper_connections: bool,
+    pub compressed: bool,
 }
 
 impl Needs {
@@ -202,8 +204,12 @@ impl Needs {
         architecture: &'static str,
         device: &D,
     ) -> Result<(), LoadError> {
-        let implemented =
-            Self { experts: <D as Experts>::IMPLEMENTED, delta_rule: <D as DeltaRule>::IMPLEMENTED };
+        let implemented = Self {
+            experts: <D as Experts>::IMPLEMENTED,
+            delta_rule: <D as DeltaRule>::IMPLEMENTED,
+            hyper_connections: <D as HyperConnections>::IMPLEMENTED,
+            compressed: <D as Compressed>::IMPLEMENTED,
+        };
         let lacking = self.beyond(implemented);
         match &lacking[..] {
             [] => Ok(()),
@@ -221,6 +227,8 @@ impl Needs {
         let families = [
             ("Experts", self.experts, implemented.experts),
             ("DeltaRule", self.delta_rule, implemented.delta_rule),
+            ("HyperConnections", self.hyper_connections, implemented.hyper_connections),
+            ("Compressed", self.compressed, implemented.compressed),
         ];
         let lacking = families.into_iter().filter(|(_, needed, implemented)| *needed && !implemented);
         lacking.map(|(name, ..)| name).collect()

@@ -20,7 +20,7 @@ use tutti_proto::declaration::ModelDeclaration;
 
 pub(crate) use self::{
     ends::EndSpecs,
-    planes::{KvPlane, RankPlanes, SlotPlane},
+    planes::{EntryPlane, KvPlane, RankPlanes, SlotPlane},
     step::{LayerStep, LinearOn},
 };
 use self::{ends::Ends, logits::Head};
@@ -67,6 +67,10 @@ pub(crate) struct TextShape {
     /// Names in the checkpoint of the attention modules of the plane's layers, in order. Empty if the family's
     /// checkpoints have no scales of keys and values.
     pub attention_modules: Vec<String>,
+    /// The paged planes of compressed entries, in the order of their declaration.
+    pub entries: Vec<EntryPlane>,
+    /// Number of tokens per page that the family needs; `None` for the number that the options say.
+    pub page_tokens: Option<usize>,
     /// The planes of state in slots, in the order of their declaration.
     pub slots: Vec<SlotPlane>,
     /// Indices of the layers with experts.

@@ -109,6 +109,8 @@ impl Architecture for Config {
             limits: self.text.limits(dir, max_step_tokens)?,
             kv: Some(self.text.kv_plane(count / 2)),
             attention_modules: Vec::new(),
+            entries: Vec::new(),
+            page_tokens: None,
             slots: vec![SlotPlane { name: "recurrence", layers, units, unit_bytes }],
             expert_layers: Vec::new(),
         })

@@ -96,6 +96,8 @@ impl Architecture for Config {
             attention_modules: (0..layers)
                 .map(|layer| format!("{}layers.{layer}.self_attn", names.prefix))
                 .collect(),
+            entries: Vec::new(),
+            page_tokens: None,
             slots: Vec::new(),
             expert_layers: (0..layers).filter(|&layer| self.is_sparse(layer)).collect(),
         })

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use tutti_kernels::{
-    Collectives, DeltaRule, Dense, Encoder, Experts, PagedAttention, Quantize, Recurrence, Sampler,
+    Collectives, Compressed, DeltaRule, Dense, Encoder, Experts, HyperConnections, PagedAttention, Quantize,
+    Recurrence, Sampler,
 };
 pub use tutti_settings::{KvCacheDtype, LoadFormat};
 
@@ -48,12 +49,31 @@ pub struct LoadOptions {
 
 /// A device with all operations that the families of this build use.
 pub trait DecoderDevice:
-    Dense + Experts + PagedAttention + DeltaRule + Recurrence + Encoder + Collectives + Sampler
+    Dense
+    + Experts
+    + PagedAttention
+    + DeltaRule
+    + HyperConnections
+    + Compressed
+    + Recurrence
+    + Encoder
+    + Collectives
+    + Sampler
 {
 }
 
-impl<D: Dense + Experts + PagedAttention + DeltaRule + Recurrence + Encoder + Collectives + Sampler>
-    DecoderDevice for D
+impl<
+    D: Dense
+        + Experts
+        + PagedAttention
+        + DeltaRule
+        + HyperConnections
+        + Compressed
+        + Recurrence
+        + Encoder
+        + Collectives
+        + Sampler,
+> DecoderDevice for D
 {
 }
 

@@ -103,7 +103,11 @@ impl Architecture for Config {
     type Layers<D: DecoderDevice> = Qwen35<D>;
 
     fn needs(&self) -> Needs {
-        Needs { experts: self.experts.is_some(), delta_rule: self.layers.contains(&LayerKind::Delta) }
+        Needs {
+            experts: self.experts.is_some(),
+            delta_rule: self.layers.contains(&LayerKind::Delta),
+            ..Needs::default()
+        }
     }
 
     fn experts(&mut self) -> Option<&mut ExpertShape> {
@@ -146,6 +150,8 @@ impl Architecture for Config {
             limits: self.text.limits(dir, max_step_tokens)?,
             kv: Some(self.text.kv_plane(attentions)),
             attention_modules: self.attention_modules(),
+            entries: Vec::new(),
+            page_tokens: None,
             slots: if deltas > 0 { planes.to_vec() } else { Vec::new() },
             expert_layers: if self.experts.is_some() { (0..layers).collect() } else { Vec::new() },
         })

@@ -8,6 +8,8 @@
 //! request gets the same tokens alone or in a batch, in one chunk or many, and on any worker. [`digest`] is short, so
 //! that tests in other languages can compute the expected tokens.
 //!
+//! With the setting `entry_tokens`, the pages hold 8 bytes per group of tokens, as those of compressed attention.
+//!
 //! With the setting `state`, each request's slot also holds the digest so far, as the state of a recurrent model. A
 //! wrong restore, a copy at the wrong time or a step that ran twice then gives wrong tokens, because slot and pages
 //! disagree ([`planes`]).
@@ -33,6 +35,7 @@ use std::{
 };
 
 use tutti_kernels::{DeviceError, PageId, RowInputs, SampleRow, Sampled, SlotId, StepInputs, TokenScore};
+use tutti_proto::cluster::v1::ElementType;
 use tutti_proto::declaration::{DeclarationError, ModelDeclaration, NodeId, Plane, PlaneKind, WalkId};
 use tutti_settings::SimSettings;
 
@@ -40,7 +43,7 @@ pub use self::clock::SimMeter;
 use self::{
     clock::SimClock,
     encoders::Encoders,
-    planes::{DIGEST_BYTES, SimPlanes},
+    planes::{DIGEST_BYTES, SimPlanes, slot_bytes},
     rule::Rule,
 };
 use crate::{
@@ -125,8 +128,7 @@ pub(crate) fn load_file(
 ) -> Result<(Box<dyn Model>, Arc<SimMeter>), LoadError> {
     let SimOptions { dir, max_step_tokens, page_tokens, nodes, rank, settings } = *options;
     let keys = file.keys();
-    let text = thinker::declaration(page_tokens, DIGEST_BYTES)?;
-    let text = if settings.state { with_state(&text)? } else { text };
+    let text = declaration(page_tokens, settings)?;
     let (held, encoders) = (HeldNodes::of(nodes), Encoders::read(&keys, dir)?);
     let declared = encoders.declared();
     let has_thinker = declared.is_empty() || held.thinker();
@@ -169,12 +171,20 @@ pub(crate) fn load_file(
     Ok((Box::new(sim), meter))
 }
 
-/// Adds the plane of digests in slots to a declaration.
-fn with_state(text: &ModelDeclaration) -> Result<ModelDeclaration, DeclarationError> {
-    let kind = PlaneKind::Slot { bytes: DIGEST_BYTES as u64 };
-    let mut planes = text.planes().to_vec();
-    planes.push(Plane { name: STATE_PLANE.into(), kind });
-    ModelDeclaration::new(text.nodes().to_vec(), text.walks().to_vec(), planes)
+/// Declares the simulated thinker alone.
+fn declaration(page_tokens: usize, settings: &SimSettings) -> Result<ModelDeclaration, DeclarationError> {
+    let kind = PlaneKind::Paged {
+        page_tokens: page_tokens as u32,
+        ratio: settings.entry_tokens as u32,
+        bytes_per_entry: DIGEST_BYTES as u64,
+        element_type: ElementType::Unspecified,
+    };
+    let mut planes = vec![Plane { name: KV_PLANE.into(), kind }];
+    if settings.state {
+        let kind = PlaneKind::Slot { bytes: slot_bytes(settings.entry_tokens) as u64 };
+        planes.push(Plane { name: STATE_PLANE.into(), kind });
+    }
+    thinker::with_planes(planes)
 }
 
 impl Model for Sim {
@@ -204,11 +214,12 @@ impl Model for Sim {
     }
 
     fn page_bytes(&self) -> usize {
-        self.page_tokens * DIGEST_BYTES
+        self.page_tokens / self.settings.entry_tokens * DIGEST_BYTES
     }
 
     fn allocate_planes(&mut self, pages: usize, slots: usize) -> Result<(), DeviceError> {
-        self.planes = Some(SimPlanes::new(self.page_tokens, pages, slots, self.settings.state));
+        let sizes = [self.page_tokens, self.settings.entry_tokens];
+        self.planes = Some(SimPlanes::new(sizes, pages, slots, self.settings.state));
         Ok(())
     }
 
@@ -219,9 +230,13 @@ impl Model for Sim {
             sections: vec![Section { units: 1, unit_bytes }],
             format: "simulated: digests".into(),
         };
-        let mut planes = vec![plane(KV_PLANE, PlaneStorage::Pages { ratio: 1 }, self.page_bytes())];
+        let mut planes = vec![plane(
+            KV_PLANE,
+            PlaneStorage::Pages { ratio: self.settings.entry_tokens },
+            self.page_bytes(),
+        )];
         if self.settings.state {
-            planes.push(plane(STATE_PLANE, PlaneStorage::Slot, DIGEST_BYTES));
+            planes.push(plane(STATE_PLANE, PlaneStorage::Slot, slot_bytes(self.settings.entry_tokens)));
         }
         PageLayout { page_tokens: self.page_tokens, planes }
     }

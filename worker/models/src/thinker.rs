@@ -1,7 +1,7 @@
 //! Declarations of models whose thinker (the node that prefills and decodes) is a text model, real or simulated.
 
 use tutti_proto::{
-    cluster::v1::{ElementType, MediaKind},
+    cluster::v1::MediaKind,
     declaration::{
         DeclarationError, MediaForm, MediaInput, ModelDeclaration, NodeId, Plane, PlaneKind, Walk, WalkId,
         WalkKind,
@@ -86,19 +86,7 @@ pub(crate) struct DeclaredEncoder {
     pub inputs: Vec<MediaInput>,
 }
 
-/// Declares a text model with one node and one plane of paged keys and values. A mixed walk batches its prefill walk
-/// and its decode walk.
-pub(crate) fn declaration(
-    page_tokens: usize,
-    bytes_per_token: usize,
-) -> Result<ModelDeclaration, DeclarationError> {
-    let (page_tokens, bytes_per_entry) = (page_tokens as u32, bytes_per_token as u64);
-    let element_type = ElementType::Unspecified;
-    let kind = PlaneKind::Paged { page_tokens, ratio: 1, bytes_per_entry, element_type };
-    with_planes(vec![Plane { name: KV_PLANE.into(), kind }])
-}
-
-/// Declares a text model with these planes.
+/// Declares a text model with one node and these planes. A mixed walk batches its prefill walk and its decode walk.
 pub(crate) fn with_planes(planes: Vec<Plane>) -> Result<ModelDeclaration, DeclarationError> {
     let batched_by = WalkId(2);
     let walk = |name: &str, kind| Walk { name: name.into(), nodes: vec![NodeId(0)], kind };

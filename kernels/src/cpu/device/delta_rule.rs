@@ -68,7 +68,7 @@ impl DeltaRule for CpuDevice {
 
 impl CpuDevice {
     /// Returns the number of tokens of the step, padding included; an error unless `x` has one row per token.
-    fn check_rows(&self, x: &Tensor) -> Result<usize, DeviceError> {
+    pub(super) fn check_rows(&self, x: &Tensor) -> Result<usize, DeviceError> {
         match (x.live(), self.step.token_rows()) {
             (rows, tokens) if rows == tokens => Ok(tokens),
             (rows, tokens) => Err(DeviceError::Misuse(format!("{rows} rows of input for {tokens} tokens"))),

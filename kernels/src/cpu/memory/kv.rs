@@ -132,53 +132,14 @@ impl KvPool {
         self.scales.get(layer).copied().unwrap_or(KvScales::ONE)
     }
 
-    /// Appends the bytes of pages to `out`, page by page and layer by layer.
-    pub(in crate::cpu) fn read_pages(&self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
-        self.check_pages(pages)?;
-        out.reserve(pages.len() * self.shape.page_bytes());
-        let bytes = self.data.bytes();
-        for range in self.byte_ranges(pages) {
-            out.extend_from_slice(&bytes[range]);
-        }
-        Ok(())
-    }
-
-    /// Overwrites pages with bytes that [`read_pages`](Self::read_pages) has read from as many pages.
-    pub(in crate::cpu) fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
-        self.check_pages(pages)?;
-        let (wanted, got) = (pages.len() * self.shape.page_bytes(), data.len());
-        if got != wanted {
-            return Err(DeviceError::Misuse(format!("{got} bytes for pages of {wanted}")));
-        }
-        let layer_bytes = self.shape.page_bytes() / self.shape.layers.max(1);
-        let byte_ranges: Vec<Range<usize>> = self.byte_ranges(pages).collect();
-        let bytes = self.data.bytes_mut();
-        for (range, data) in byte_ranges.into_iter().zip(data.chunks_exact(layer_bytes)) {
-            bytes[range].copy_from_slice(data);
-        }
-        Ok(())
-    }
-
-    /// The byte ranges of pages, page by page and layer by layer.
-    fn byte_ranges(&self, pages: &[PageId]) -> impl Iterator<Item = Range<usize>> {
+    /// The byte ranges of a page, layer by layer.
+    pub(in crate::cpu) fn byte_ranges(&self, page: PageId) -> impl Iterator<Item = Range<usize>> + use<> {
         let shape = self.shape;
         let (layer_bytes, size) = (shape.page_bytes() / shape.layers.max(1), shape.dtype.bytes());
-        let of = move |page: PageId| {
-            (0..shape.layers).map(move |layer| {
-                let start = Layout::new(&shape, layer).head(page, 0) * size;
-                start..start + layer_bytes
-            })
-        };
-        pages.iter().copied().flat_map(of)
-    }
-
-    fn check_pages(&self, pages: &[PageId]) -> Result<(), DeviceError> {
-        match pages.iter().find(|page| page.0 as usize >= self.shape.pages) {
-            Some(page) => {
-                Err(DeviceError::Misuse(format!("page {} of a pool of {}", page.0, self.shape.pages)))
-            }
-            None => Ok(()),
-        }
+        (0..shape.layers).map(move |layer| {
+            let start = Layout::new(&shape, layer).head(page, 0) * size;
+            start..start + layer_bytes
+        })
     }
 
     /// Checks that the pool has layer `layer`, and that the pool's heads match `shape`.

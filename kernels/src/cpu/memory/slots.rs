@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::cpu::memory::{Buffer, Shared};
+use crate::cpu::memory::{Buffer, Element, Shared};
 use crate::cpu::threads::ThreadPool;
 use crate::{DeviceError, SlotCopy, SlotId};
 
@@ -53,30 +53,56 @@ impl Plane {
     }
 }
 
-/// A range of the f32 state of every slot in one plane. Each task writes the state of different slots, or a different
-/// part of a state.
-pub(in crate::cpu) struct SlotStates<'a> {
-    data: Shared<'a, f32>,
+/// A range of the state of every slot in one plane. Each task writes the state of different slots, or a different part
+/// of a state.
+pub(in crate::cpu) struct SlotStates<'a, T = f32> {
+    data: Shared<'a, T>,
     /// Distance in elements between the starts of successive slots.
     stride: usize,
     start: usize,
     len: usize,
 }
 
-impl SlotStates<'_> {
+/// A range of the state of every slot in one plane, to read.
+pub(in crate::cpu) struct SlotView<'a, T> {
+    data: &'a [T],
+    /// Distance in elements between the starts of successive slots.
+    stride: usize,
+    start: usize,
+    len: usize,
+}
+
+impl<'a, T> SlotView<'a, T> {
+    /// The range of a slot's state. The step has checked the slot.
+    pub(in crate::cpu) fn of(&self, slot: SlotId) -> &'a [T] {
+        &self.data[slot.0 as usize * self.stride + self.start..][..self.len]
+    }
+}
+
+impl<T: Element> SlotStates<'_, T> {
     /// Elements `first .. first + len` of a slot's state. The step has checked the slot.
     ///
     /// # Safety
     ///
     /// No two slices that exist at the same time overlap.
     #[allow(clippy::mut_from_ref)] // The safety contract excludes slices that overlap.
-    pub(in crate::cpu) unsafe fn part(&self, slot: SlotId, first: usize, len: usize) -> &mut [f32] {
+    pub(in crate::cpu) unsafe fn part(&self, slot: SlotId, first: usize, len: usize) -> &mut [T] {
         // SAFETY: by the caller's contract, no other slice overlaps this one.
         unsafe { self.data.slice_mut(self.index(slot, first, len), len) }
     }
 
+    /// Elements `first .. first + len` of a slot's state, to read.
+    ///
+    /// # Safety
+    ///
+    /// No slice of [`part`](Self::part) that exists at the same time overlaps this one.
+    pub(in crate::cpu) unsafe fn read(&self, slot: SlotId, first: usize, len: usize) -> &[T] {
+        // SAFETY: by the caller's contract, no slice that allows writes overlaps this one.
+        unsafe { self.data.slice(self.index(slot, first, len), len) }
+    }
+
     /// Address of the elements that [`part`](Self::part) returns.
-    pub(in crate::cpu) fn pointer(&self, slot: SlotId, first: usize, len: usize) -> *mut f32 {
+    pub(in crate::cpu) fn pointer(&self, slot: SlotId, first: usize, len: usize) -> *mut T {
         let index = self.index(slot, first, len);
         assert!(index + len <= self.data.len(), "part of a state out of bounds");
         self.data.as_ptr().wrapping_add(index)
@@ -177,26 +203,58 @@ impl Slots {
         &mut self,
         of: [(usize, usize, usize); N],
     ) -> Result<[SlotStates<'_>; N], DeviceError> {
-        const SIZE: usize = size_of::<f32>();
-        for (plane, layer, bytes) in of {
-            let end = layer.checked_add(1).and_then(|layers| layers.checked_mul(bytes));
-            let own = self.planes.get(plane).map_or(0, |plane| plane.bytes);
-            if end.is_none_or(|end| end > own) || !bytes.is_multiple_of(SIZE) {
-                let what = format!("layer {layer} of {bytes} bytes in slot plane {plane} of {own} bytes");
-                return Err(DeviceError::Misuse(what));
-            }
-        }
+        self.states_of(of)
+    }
+
+    /// Does the same as [`states`](Self::states) for elements of any type.
+    pub(in crate::cpu) fn states_of<T: Element, const N: usize>(
+        &mut self,
+        of: [(usize, usize, usize); N],
+    ) -> Result<[SlotStates<'_, T>; N], DeviceError> {
+        of.iter().try_for_each(|&(plane, layer, bytes)| self.check_layer::<T>(plane, layer, bytes))?;
         let planes = self.planes.get_disjoint_mut(of.map(|(plane, ..)| plane));
         let planes = planes.map_err(|error| DeviceError::Misuse(format!("slot planes: {error}")))?;
         let mut of = of.into_iter();
         Ok(planes.map(|plane| {
             let (_, layer, bytes) = of.next().unwrap_or_default();
-            let (stride, len) = (plane.stride / SIZE, bytes / SIZE);
-            // SAFETY: every bit pattern is an f32. The buffer begins at a page and slots at multiples of ALIGNMENT, so
-            // no bytes are left over at either end.
-            let (_, data, _) = unsafe { plane.data.align_to_mut::<f32>() };
+            let (stride, len) = (plane.stride / size_of::<T>(), bytes / size_of::<T>());
+            // SAFETY: every bit pattern is an element. The buffer begins at a page and slots at multiples of ALIGNMENT,
+            // so no bytes are left over at either end.
+            let (_, data, _) = unsafe { plane.data.align_to_mut::<T>() };
             SlotStates { data: Shared::new(data), stride, start: layer * len, len }
         }))
+    }
+
+    /// Returns the states of one layer in a plane, for all slots, to read. `bytes` are those of a layer's state.
+    pub(in crate::cpu) fn view<T: Element>(
+        &self,
+        plane: usize,
+        layer: usize,
+        bytes: usize,
+    ) -> Result<SlotView<'_, T>, DeviceError> {
+        self.check_layer::<T>(plane, layer, bytes)?;
+        let plane =
+            self.planes.get(plane).ok_or_else(|| DeviceError::Misuse(format!("slot plane {plane}")))?;
+        let (stride, len) = (plane.stride / size_of::<T>(), bytes / size_of::<T>());
+        // SAFETY: every bit pattern is an element. The buffer begins at a page and slots at multiples of ALIGNMENT, so
+        // no bytes are left over at either end.
+        let (_, data, _) = unsafe { plane.data.align_to::<T>() };
+        Ok(SlotView { data, stride, start: layer * len, len })
+    }
+
+    /// Returns an error unless the slots of a plane hold a layer with this index and `bytes` bytes per layer, which are
+    /// whole elements.
+    fn check_layer<T: Element>(&self, plane: usize, layer: usize, bytes: usize) -> Result<(), DeviceError> {
+        let end = layer.checked_add(1).and_then(|layers| layers.checked_mul(bytes));
+        let own = self.planes.get(plane).map_or(0, |plane| plane.bytes);
+        if self.planes.len() > plane
+            && end.is_some_and(|end| end <= own)
+            && bytes.is_multiple_of(size_of::<T>())
+        {
+            return Ok(());
+        }
+        let what = format!("layer {layer} of {bytes} bytes in slot plane {plane} of {own} bytes");
+        Err(DeviceError::Misuse(what))
     }
 
     /// Appends a slot's state to `out`, plane by plane.

@@ -1,6 +1,8 @@
 //! A decoder's planes: their shapes on the device, their declaration and their layout on the wire.
 
-use tutti_kernels::{KvScales, KvShape, KvType, PlanesShape, WeightType, collective::GroupRank};
+use tutti_kernels::{
+    DeviceError, EntriesShape, KvScales, KvShape, KvType, PlanesShape, WeightType, collective::GroupRank,
+};
 use tutti_proto::cluster::v1::ElementType;
 use tutti_proto::declaration::{DeclarationError, ModelDeclaration, Plane, PlaneKind};
 
@@ -22,6 +24,19 @@ pub(crate) struct KvPlane {
     pub head_dim: usize,
 }
 
+/// A paged plane of compressed entries. Every rank of a group holds all entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EntryPlane {
+    /// Name in the declaration.
+    pub name: &'static str,
+    /// Number of layers with entries.
+    pub layers: usize,
+    /// Elements per entry.
+    pub width: usize,
+    /// Number of tokens per entry. Divides the tokens of a page.
+    pub ratio: usize,
+}
+
 /// A plane with state of a fixed size per request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SlotPlane {
@@ -38,6 +53,9 @@ pub(crate) struct SlotPlane {
 /// The planes of one rank.
 pub(crate) struct RankPlanes {
     kv: Option<KvPlane>,
+    entries: Vec<EntryPlane>,
+    /// Storage type of the entries.
+    entry_type: WeightType,
     slots: Vec<SlotPlane>,
     page_tokens: usize,
     /// Type of keys and values.
@@ -66,8 +84,17 @@ impl RankPlanes {
             KvType::Full(_) => Vec::new(),
             KvType::Fp8(_) => kv_scales::read(source, &shape.attention_modules, options)?,
         };
-        let (slots, page_tokens) = (shape.slots.clone(), options.page_tokens);
-        Ok(Self { kv: shape.kv, slots, page_tokens, kv_type, kv_scales, group_rank })
+        let entry_type = match kv_type {
+            KvType::Full(dtype) => dtype,
+            KvType::Fp8(_) if shape.entries.is_empty() => weight_type,
+            KvType::Fp8(_) => {
+                let problem = "kv_cache_dtype fp8 for compressed entries".to_owned();
+                return Err(DeviceError::Unsupported(problem).into());
+            }
+        };
+        let (entries, slots) = (shape.entries.clone(), shape.slots.clone());
+        let page_tokens = shape.page_tokens.unwrap_or(options.page_tokens);
+        Ok(Self { kv: shape.kv, entries, entry_type, slots, page_tokens, kv_type, kv_scales, group_rank })
     }
 
     /// Type of keys and values.
@@ -87,6 +114,19 @@ impl RankPlanes {
         })
     }
 
+    fn entry_shapes(&self, pages: usize) -> impl Iterator<Item = EntriesShape> {
+        let Self { page_tokens, entry_type: dtype, .. } = *self;
+        let shape = move |&EntryPlane { layers, width, ratio, .. }: &EntryPlane| EntriesShape {
+            layers,
+            width,
+            ratio,
+            page_tokens,
+            pages,
+            dtype,
+        };
+        self.entries.iter().map(shape)
+    }
+
     /// Returns, for each plane, the bytes of a slot that this rank holds.
     pub fn slot_bytes(&self) -> impl Iterator<Item = usize> {
         let rank = self.group_rank;
@@ -95,13 +135,20 @@ impl RankPlanes {
 
     /// Returns the bytes per page on this rank.
     pub fn page_bytes(&self) -> usize {
-        self.kv_shape(0).map_or(0, |kv| kv.page_bytes())
+        let entries: usize = self.entry_shapes(0).map(|shape| shape.page_bytes()).sum();
+        self.kv_shape(0).map_or(0, |kv| kv.page_bytes()) + entries
     }
 
     /// Returns the shapes of this rank's planes with `pages` pages and `slots` slots.
     pub fn shape(&self, pages: usize, slots: usize) -> PlanesShape {
         let (kv, kv_scales) = (self.kv_shape(pages), self.kv_scales.clone());
-        PlanesShape { kv, kv_scales, slot_bytes: self.slot_bytes().collect(), slots }
+        PlanesShape {
+            kv,
+            kv_scales,
+            entries: self.entry_shapes(pages).collect(),
+            slot_bytes: self.slot_bytes().collect(),
+            slots,
+        }
     }
 
     /// Returns the declaration of a text model with this rank's planes.
@@ -113,11 +160,18 @@ impl RankPlanes {
             let kind = PlaneKind::Paged { page_tokens, ratio: 1, bytes_per_entry, element_type };
             Plane { name: KV_PLANE.into(), kind }
         });
+        let entries = self.entries.iter().zip(self.entry_shapes(0)).map(|(plane, shape)| {
+            let bytes_per_entry = (shape.layers * shape.width * shape.dtype.bytes()) as u64;
+            let (page_tokens, ratio) = (page_tokens as u32, shape.ratio as u32);
+            let element_type = element_type(KvType::Full(shape.dtype));
+            let kind = PlaneKind::Paged { page_tokens, ratio, bytes_per_entry, element_type };
+            Plane { name: plane.name.into(), kind }
+        });
         let slots = self.slots.iter().zip(self.slot_bytes()).map(|(plane, bytes)| Plane {
             name: plane.name.into(),
             kind: PlaneKind::Slot { bytes: bytes as u64 },
         });
-        thinker::with_planes(kv.into_iter().chain(slots).collect())
+        thinker::with_planes(kv.into_iter().chain(entries).chain(slots).collect())
     }
 
     /// Returns the layout of pages and slots on the wire, which is equal for groups of any size. `kv_format` names the
@@ -139,13 +193,25 @@ impl RankPlanes {
                 },
             }
         });
+        let entries = self.entries.iter().map(|&EntryPlane { name, layers, width, ratio }| PlaneLayout {
+            name: name.into(),
+            storage: PlaneStorage::Pages { ratio },
+            sections: vec![
+                Section {
+                    units: 1,
+                    unit_bytes: page_tokens / ratio * width * self.entry_type.bytes()
+                };
+                layers
+            ],
+            format: format!("{:?} entries of {width}", self.entry_type),
+        });
         let slots = self.slots.iter().map(|&SlotPlane { name, layers, units, unit_bytes }| PlaneLayout {
             name: name.into(),
             storage: PlaneStorage::Slot,
             sections: vec![Section { units, unit_bytes }; layers],
             format: format!("units of {unit_bytes} bytes"),
         });
-        PageLayout { page_tokens, planes: kv.into_iter().chain(slots).collect() }
+        PageLayout { page_tokens, planes: kv.into_iter().chain(entries).chain(slots).collect() }
     }
 
     /// The bits of all scales, as text.

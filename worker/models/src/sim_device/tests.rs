@@ -378,11 +378,16 @@ fn a_row_that_continues_takes_the_token_that_its_slot_sampled() {
 
 #[test]
 fn state_in_a_slot_shows_a_wrong_restore_and_a_step_that_ran_twice() {
-    let settings = SimSettings { state: true, ..settings() };
+    for entry_tokens in [1, 2, 4] {
+        state_shows_faults(&SimSettings { state: true, entry_tokens, ..settings() });
+    }
+}
+
+fn state_shows_faults(settings: &SimSettings) {
     let tokens: Vec<u32> = (10..21).collect();
     let expected = expected(&tokens, 1)[0];
     let token_after = |steps: &[Step<'_>]| {
-        let mut model = sim(&settings);
+        let mut model = sim(settings);
         let mut token = 0;
         for step in steps {
             step.enqueue(&mut *model);
@@ -413,7 +418,13 @@ fn state_in_a_slot_shows_a_wrong_restore_and_a_step_that_ran_twice() {
 
 #[test]
 fn a_slot_travels_as_the_bytes_of_its_state() {
-    let (mut model, mut other) = (sim(&SimSettings { state: true, ..settings() }), sim(&settings()));
+    for entry_tokens in [1, 2, 4] {
+        slot_travels(&SimSettings { state: true, entry_tokens, ..settings() });
+    }
+}
+
+fn slot_travels(settings: &SimSettings) {
+    let (mut model, mut other) = (sim(settings), sim(&self::settings()));
     let step = Step { tokens: &[7, 8, 9], start: 0, slot: 1, continues: false, copies: &[] };
     step.enqueue(&mut *model);
     let token = collect(&mut *model);

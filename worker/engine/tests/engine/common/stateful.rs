@@ -27,9 +27,9 @@ const MAX_STEP_TOKENS: usize = 64;
 /// A model with a slot plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stateful {
-    /// The simulated model, with its running digest in a slot. If the digests in pages and slot differ, all later
-    /// tokens are wrong.
-    Sim { steps_in_flight: usize, late_us: u32 },
+    /// The simulated model, with its running digest in a slot, and a digest in pages for every `entry_tokens` tokens.
+    /// If the digests in pages and slot differ, all later tokens are wrong.
+    Sim { steps_in_flight: usize, late_us: u32, entry_tokens: usize },
     /// The test model of recurrences and attention, on the CPU, divided among the ranks of a TP group.
     Hybrid { state_size: usize, ranks: usize },
     /// A small Qwen3.5 on the CPU. Its state is in three slot planes.
@@ -37,11 +37,13 @@ pub enum Stateful {
 }
 
 impl Stateful {
-    pub const ALL: [Self; 7] = [
-        Self::Sim { steps_in_flight: 1, late_us: 0 },
-        Self::Sim { steps_in_flight: 1, late_us: 100 },
-        Self::Sim { steps_in_flight: 2, late_us: 0 },
-        Self::Sim { steps_in_flight: 2, late_us: 100 },
+    pub const ALL: [Self; 9] = [
+        Self::Sim { steps_in_flight: 1, late_us: 0, entry_tokens: 1 },
+        Self::Sim { steps_in_flight: 1, late_us: 100, entry_tokens: 1 },
+        Self::Sim { steps_in_flight: 2, late_us: 0, entry_tokens: 1 },
+        Self::Sim { steps_in_flight: 2, late_us: 100, entry_tokens: 1 },
+        Self::Sim { steps_in_flight: 1, late_us: 0, entry_tokens: 2 },
+        Self::Sim { steps_in_flight: 2, late_us: 100, entry_tokens: 4 },
         Self::Hybrid { state_size: 240, ranks: 1 },
         Self::Hybrid { state_size: 240, ranks: 2 },
         Self::Qwen35,
@@ -72,15 +74,16 @@ impl Stateful {
 
     /// Settings of the simulated device, which other models ignore.
     fn sim_settings(self) -> SimSettings {
-        let (steps_in_flight, late_us) = match self {
-            Self::Sim { steps_in_flight, late_us } => (steps_in_flight, late_us),
-            Self::Hybrid { .. } | Self::Qwen35 => (1, 0),
+        let (steps_in_flight, late_us, entry_tokens) = match self {
+            Self::Sim { steps_in_flight, late_us, entry_tokens } => (steps_in_flight, late_us, entry_tokens),
+            Self::Hybrid { .. } | Self::Qwen35 => (1, 0, 1),
         };
         SimSettings {
             profile: SimProfile::Instant,
             state: true,
             steps_in_flight,
             late_us,
+            entry_tokens,
             ..Default::default()
         }
     }
