@@ -3,8 +3,7 @@
 use tutti_proto::{
     cluster::v1::MediaKind,
     declaration::{
-        DeclarationError, MediaForm, MediaInput, ModelDeclaration, NodeId, Plane, PlaneKind, Walk, WalkId,
-        WalkKind,
+        DeclarationError, MediaForm, MediaInput, ModelDeclaration, NodeId, Plane, Walk, WalkId, WalkKind,
     },
 };
 
