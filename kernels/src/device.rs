@@ -306,8 +306,9 @@ pub trait Device: Send + Sized + 'static {
     fn planes(&mut self, shape: &PlanesShape) -> Result<Self::Planes, DeviceError>;
     /// Name of the layout of keys and values within a page. Devices with the same name and shape can exchange pages.
     fn kv_format(&self) -> &'static str;
-    /// Appends the bytes of `pages` to `out`, in the device's layout: page by page; within a page, the plane of keys and
-    /// values and then each plane of entries; within a plane, layer by layer and head by head. Waits for the device.
+    /// Appends the bytes of `pages` to `out`, in the device's layout: page by page; within a page, the plane of keys
+    /// and values and then each plane of entries; within a plane, layer by layer and head by head. Waits for the
+    /// device.
     fn read_pages(
         &mut self,
         planes: &Self::Planes,

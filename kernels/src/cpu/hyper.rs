@@ -79,8 +79,8 @@ fn project(
     })
 }
 
-/// Products of one row with up to [`OUTPUTS`] outputs of a weight. A sum runs over blocks of sixteen elements, then over
-/// lanes.
+/// Products of one row with up to [`OUTPUTS`] outputs of a weight. A sum runs over blocks of sixteen elements, then
+/// over lanes.
 struct Products<'a> {
     x: &'a [f32],
     /// `[outputs, x.len()]`.

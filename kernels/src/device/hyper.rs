@@ -50,10 +50,10 @@ family! {
         /// Computes `out[t, i] = x[t]` for every stream `i`.
         fn spread(&mut self, x: &Self::Tensor, shape: HyperShape, out: &mut Self::Tensor)
             => |recorder| recorder.by_row(x);
-        /// Computes the mixes of a sublayer from the streams. With `m = weight · x / sqrt(mean(x²) + norm_eps)`:
+        /// Computes the mixes of a sublayer from the streams, with `m = weight · x / sqrt(mean(x²) + norm_eps)`:
         /// `pre = sigmoid(m * scale[0] + base) + eps`, `post = 2 sigmoid(m * scale[1] + base)`, and the combination is
-        /// `softmax(m * scale[2] + base) + eps` over each row of `[streams, streams]`, whose columns are then divided by
-        /// their sums plus `eps`, followed by `iterations - 1` times the same for rows and for columns.
+        /// `softmax(m * scale[2] + base) + eps` over each row of `[streams, streams]`, whose columns are then divided
+        /// by their sums plus `eps`, followed by `iterations - 1` times the same for rows and for columns.
         fn mix_streams(
             &mut self,
             streams: &Self::Tensor,

@@ -1,7 +1,7 @@
 //! The choice of the entries that a token attends to.
 //!
-//! The entries of a token are scored in several ranges, each of which keeps its best candidates. A candidate is a number
-//! that orders by score and then by index, so that the best of all candidates do not depend on the ranges.
+//! The entries of a token are scored in several ranges, each of which keeps its best candidates. A candidate is a
+//! number that orders by score and then by index, so that the best of all candidates do not depend on the ranges.
 
 use super::attention::{BLOCK, Token};
 use super::heads::{Products, key_stride, lay_out};
