@@ -32,10 +32,10 @@ pub use self::compressed::{
     TailNorm, WindowAttention, WindowShape,
 };
 pub use self::delta_rule::{DeltaRule, DeltaShape, GatedDelta, GatedNorm};
-pub use self::dense::{Dense, Embed, GateUp, Linear, Norm, VocabularyShard};
+pub use self::dense::{Dense, Embed, GateUp, GroupedBuffers, GroupedLinear, Linear, Norm, VocabularyShard};
 pub use self::encoder::{Encoder, EncoderHeads, Gelu, LayerNorm, PixelGrid, SegmentAttention};
 pub(crate) use self::experts::MixSizes;
-pub use self::experts::{ExpertBuffers, Experts, MixExperts, Routing};
+pub use self::experts::{ExpertBuffers, ExpertChoice, Experts, MixExperts, Routing, Score};
 pub use self::hyper::{HyperConnections, HyperShape, StreamProjection};
 pub use self::planes::{EntriesShape, KvScales, KvShape, KvType, PlanesShape};
 pub use self::quantized::{

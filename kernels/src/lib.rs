@@ -18,12 +18,13 @@ mod step;
 pub use device::{
     Argmax, AttendedEntries, Attention, AttentionShape, Collectives, Compress, Compressed, CompressorShape,
     DecayedSum, DeltaRule, DeltaShape, Dense, Device, DeviceError, DeviceLimits, Embed, Encoder,
-    EncoderHeads, EntriesShape, ExpertBuffers, Experts, GateUp, GatedDelta, GatedNorm, GatheredRows, Gelu,
-    GraphId, GroupOffsets, HeadNorms, HostMatrix, HyperConnections, HyperShape, INT4_GROUP, Indexer,
-    IndexerShape, KvScales, KvShape, KvType, LayerNorm, Linear, MixExperts, Norm, OffsetKind, PagedAttention,
-    PixelGrid, PlanesShape, Quantize, QuantizedRows, QuantizedType, Recurrence, RopeFrequencies, Rotary,
-    RotateAndStore, RotateTails, Routing, Sampler, ScaleType, SegmentAttention, StoreWindow,
-    StreamProjection, TailNorm, VocabularyShard, WeightType, WindowAttention, WindowShape, quantize_of_head,
+    EncoderHeads, EntriesShape, ExpertBuffers, ExpertChoice, Experts, GateUp, GatedDelta, GatedNorm,
+    GatheredRows, Gelu, GraphId, GroupOffsets, GroupedBuffers, GroupedLinear, HeadNorms, HostMatrix,
+    HyperConnections, HyperShape, INT4_GROUP, Indexer, IndexerShape, KvScales, KvShape, KvType, LayerNorm,
+    Linear, MixExperts, Norm, OffsetKind, PagedAttention, PixelGrid, PlanesShape, Quantize, QuantizedRows,
+    QuantizedType, Recurrence, RopeFrequencies, Rotary, RotateAndStore, RotateTails, Routing, Sampler,
+    ScaleType, Score, SegmentAttention, StoreWindow, StreamProjection, TailNorm, VocabularyShard, WeightType,
+    WindowAttention, WindowShape, quantize_of_head,
 };
 pub use recorder::{Observer, Operation, Recorder};
 pub use sampling::{

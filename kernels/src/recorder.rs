@@ -102,6 +102,16 @@ impl<D: Device, O: Observer> Recorder<D, O> {
         }
     }
 
+    /// Returns the record of the products of all rows with each of these matrices.
+    pub(crate) fn products(&self, x: &D::Tensor, weights: &[D::Matrix]) -> Operation {
+        let each = weights.iter().map(|weight| self.product(x, weight));
+        each.fold(self.by_row(x), |all, one| Operation {
+            product_operations: all.product_operations + one.product_operations,
+            bytes: all.bytes + one.bytes,
+            ..all
+        })
+    }
+
     /// Returns the record of a mixture of experts. Assumes that the tokens are spread over as many experts as possible.
     pub(crate) fn experts(
         &self,

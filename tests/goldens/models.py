@@ -35,6 +35,13 @@ V4 = dict(
     compress_rope_theta=1.6e5, rope_scaling=YARN | dict(factor=16.0, beta_fast=32, beta_slow=1),
     bos_token_id=None, eos_token_id=None)
 
+
+def v4(*ratios, hash_layers, **changes):
+    """A V4 whose layers are of a few kinds, to tell the kinds apart."""
+    return ("DeepseekV4ForCausalLM", "DeepseekV4Config", V4 | changes | dict(
+        num_hidden_layers=len(ratios), compress_ratios=[*ratios, 0], num_hash_layers=hash_layers))
+
+
 NO_HEAD_DIM = {k: v for k, v in DENSE.items() if k != "head_dim"}  # as most configs before Qwen3's: hidden_size / heads
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
 
@@ -68,4 +75,8 @@ MODELS = {  # name: (model class, config class, config arguments)
     "qwen3_vl_moe": ("Qwen3VLMoeForConditionalGeneration", "Qwen3VLMoeConfig", dict(
         text_config=MOE | MROPE | dict(mlp_only_layers=[1]), vision_config=DEEP, **SPECIAL)),
     "deepseek_v4": ("DeepseekV4ForCausalLM", "DeepseekV4Config", V4),
+    "v4_sliding": v4(0, 0, 0, hash_layers=0),
+    "v4_hca": v4(0, 128, 128, hash_layers=1),
+    "v4_csa_all": v4(0, 4, 4, hash_layers=1, index_topk=512),  # above all entries: the indexer's scores decide nothing
+    "v4_hash": v4(0, 0, 0, hash_layers=2),  # all layers but the last
 }

@@ -59,6 +59,8 @@ pub struct CpuDevice {
     best: Vec<argmax::Best>,
     screening: screen::Scratch,
     routes: Routes,
+    /// The groups of a grouped product. The memory is reused by every product.
+    groups: Vec<gemm::groups::Group>,
     /// Number of tokens that chose each expert, by layer.
     expert_tokens: BTreeMap<usize, Vec<u64>>,
     /// One scratch per thread.
@@ -116,6 +118,7 @@ impl CpuDevice {
             best: Vec::new(),
             screening: screen::Scratch::default(),
             routes: Routes::default(),
+            groups: Vec::new(),
             expert_tokens: BTreeMap::new(),
             sampling,
             results: StepResults::default(),

@@ -12,7 +12,7 @@ use crate::cpu::memory::Shared;
 use crate::cpu::rowwise::{TASK_ELEMENTS, each_row};
 use crate::cpu::simd::LANES;
 use crate::cpu::threads::pool::ThreadPool;
-use crate::{DeviceError, Routing};
+use crate::{DeviceError, Routing, Score};
 
 /// Minimum number of columns per task of [`scatter_add`], so that a task reads several adjacent cache lines per row.
 const LEAST_COLUMNS: usize = 64;
@@ -22,6 +22,114 @@ const LEAST_COLUMNS: usize = 64;
 struct Choice {
     expert: u32,
     weight: f32,
+}
+
+/// The choice of a row's experts.
+#[derive(Clone, Copy)]
+pub(super) enum RowChoice<'a> {
+    /// The experts with the largest scores, each plus the expert's element of this vector.
+    Largest(Option<&'a [f32]>),
+    /// The experts in the row of `table`, `[vocabulary, top_k]`, of the row's token id.
+    ByToken { table: &'a [f32], token_ids: &'a [u32] },
+}
+
+/// The rules of one layer's routing.
+pub(super) struct Router<'a> {
+    pub(super) routing: Routing,
+    pub(super) choice: RowChoice<'a>,
+    /// Number of experts.
+    pub(super) experts: usize,
+}
+
+impl Router<'_> {
+    /// Refuses a table without experts for the first `rows` rows, or with experts that do not exist.
+    pub(super) fn check(&self, rows: usize) -> Result<(), DeviceError> {
+        let RowChoice::ByToken { token_ids, .. } = self.choice else { return Ok(()) };
+        for (row, id) in token_ids.iter().enumerate().take(rows) {
+            let listed = self.listed(row);
+            if listed.is_none_or(|listed| listed.iter().any(|&expert| expert as usize >= self.experts)) {
+                let experts = self.experts;
+                return Err(DeviceError::Misuse(format!("experts {listed:?} of token {id}, of {experts}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the experts in the table's row for a row's token; `None` without such a row.
+    fn listed(&self, row: usize) -> Option<&[f32]> {
+        let RowChoice::ByToken { table, token_ids } = self.choice else { return None };
+        let top_k = self.routing.top_k;
+        table.get(*token_ids.get(row)? as usize * top_k..)?.get(..top_k)
+    }
+
+    /// Chooses `choices.len()` experts for a row, and computes their weights. `logits` are those of the row.
+    fn choose(&self, row: usize, logits: &[f32], choices: &mut [Choice]) {
+        let Routing { score, renormalise, scale, .. } = self.routing;
+        match (self.choice, score) {
+            (RowChoice::ByToken { .. }, _) => {
+                let listed = self.listed(row).unwrap_or_default();
+                for (choice, &expert) in choices.iter_mut().zip(listed) {
+                    choice.expert = expert as u32;
+                }
+            }
+            // The softmax of a larger logit is larger, too.
+            (RowChoice::Largest(None), Score::Softmax) => {
+                largest(|expert| logits[expert], logits.len(), choices)
+            }
+            (RowChoice::Largest(bias), _) => {
+                let scores = Scores::of(logits, score);
+                let term = |expert: usize| bias.map_or(0.0, |bias| bias[expert]);
+                largest(|expert| scores.of_logit(logits[expert]) + term(expert), logits.len(), choices);
+            }
+        }
+        let scores = Scores::of(logits, score);
+        for choice in &mut *choices {
+            choice.weight = scores.of_logit(logits[choice.expert as usize]);
+        }
+        if renormalise {
+            let sum = choices.iter().map(|choice| choice.weight).sum::<f32>() + LEAST_SUM;
+            choices.iter_mut().for_each(|choice| choice.weight /= sum);
+        }
+        choices.iter_mut().for_each(|choice| choice.weight *= scale);
+    }
+}
+
+/// Number that is added to the sum of a row's weights before they are divided by it.
+const LEAST_SUM: f32 = 1e-20;
+
+/// The scores of one row's logits.
+enum Scores {
+    /// The softmax: the largest logit, and the sum of the powers of all logits.
+    Softmax { most: f32, sum: f32 },
+    /// The square root of the softplus.
+    SqrtSoftplus,
+    /// NaN for each logit of a row with a logit that is NaN or positive infinity.
+    NotFinite,
+}
+
+impl Scores {
+    fn of(logits: &[f32], score: Score) -> Self {
+        if logits.iter().any(|logit| logit.is_nan() || *logit == f32::INFINITY) {
+            return Self::NotFinite;
+        }
+        match score {
+            Score::Softmax => {
+                let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                Self::Softmax { most, sum: logits.iter().map(|logit| (logit - most).exp()).sum() }
+            }
+            Score::SqrtSoftplus => Self::SqrtSoftplus,
+        }
+    }
+
+    fn of_logit(&self, logit: f32) -> f32 {
+        match self {
+            Self::Softmax { most, sum } => (logit - most).exp() / sum,
+            // As in torch, the softplus of a large number is that number.
+            Self::SqrtSoftplus if logit > 20.0 => logit.sqrt(),
+            Self::SqrtSoftplus => logit.exp().ln_1p().sqrt(),
+            Self::NotFinite => f32::NAN,
+        }
+    }
 }
 
 /// A row that has chosen an expert, and the expert's weight in the row's sum.
@@ -72,10 +180,9 @@ impl Routes {
         &mut self,
         pool: &mut ThreadPool,
         logits: &[f32],
-        experts: usize,
-        routing: Routing,
+        router: &Router<'_>,
     ) -> Result<(), DeviceError> {
-        let top_k = routing.top_k;
+        let (experts, top_k) = (router.experts, router.routing.top_k);
         let rows = logits.len() / experts;
         self.choices.clear();
         self.choices.resize(rows * top_k, Choice::default());
@@ -85,7 +192,7 @@ impl Routes {
             for row in task * share..rows.min((task + 1) * share) {
                 // SAFETY: each row belongs to one task, so no other task accesses the row's choices.
                 let choices = unsafe { choices.slice_mut(row * top_k, top_k) };
-                choose(&logits[row * experts..][..experts], routing.renormalise, choices);
+                router.choose(row, &logits[row * experts..][..experts], choices);
             }
         })?;
         self.sort(experts, top_k);
@@ -142,30 +249,19 @@ impl Routes {
     }
 }
 
-/// Chooses `choices.len()` experts for one row, in descending order of their logits.
-fn choose(logits: &[f32], renormalise: bool, choices: &mut [Choice]) {
+/// Chooses `choices.len()` of `experts` experts, in descending order of their values.
+fn largest(value: impl Fn(usize) -> f32, experts: usize, choices: &mut [Choice]) {
     let mut chosen = 0;
-    for (expert, &logit) in (0..).zip(logits) {
-        // A logit is inserted after all logits that are at least as large. Among equal logits, the expert with the
+    for (expert, value) in (0..).zip((0..experts).map(value)) {
+        // A value is inserted after all values that are at least as large. Among equal values, the expert with the
         // lowest index therefore stays first.
-        let index = choices[..chosen].partition_point(|other| other.weight >= logit);
+        let index = choices[..chosen].partition_point(|other| other.weight >= value);
         if index == choices.len() {
             continue;
         }
         chosen = (chosen + 1).min(choices.len());
         choices[index..chosen].rotate_right(1);
-        choices[index] = Choice { expert, weight: logit };
-    }
-    let most = choices.first().map_or(0.0, |choice| choice.weight);
-    let power = |logit: f32| (logit - most).exp();
-    // A logit that is NaN or positive infinity makes this sum NaN, and then all weights of the row are NaN.
-    let sum: f32 = logits.iter().map(|&logit| power(logit)).sum();
-    for choice in &mut *choices {
-        choice.weight = power(choice.weight) / sum;
-    }
-    if renormalise {
-        let sum: f32 = choices.iter().map(|choice| choice.weight).sum();
-        choices.iter_mut().for_each(|choice| choice.weight /= sum);
+        choices[index] = Choice { expert, weight: value };
     }
 }
 

@@ -177,6 +177,8 @@ pub(super) fn rms_factor<S: Simd>(s: S, x: &[f32], eps: f32) -> f32 {
 pub(super) struct SiluMul<'a> {
     pub(super) gate: &'a [f32],
     pub(super) up: &'a [f32],
+    /// With a bound `l`, the gate is at most `l` and up is in `-l ..= l`.
+    pub(super) limit: Option<f32>,
     pub(super) out: &'a mut [f32],
 }
 
@@ -186,8 +188,15 @@ impl Op for SiluMul<'_> {
     fn run<S: Simd>(self, s: S) {
         let blocks = self.gate.chunks(LANES).zip(self.up.chunks(LANES)).zip(self.out.chunks_mut(LANES));
         for ((gate, up), out) in blocks {
-            let silu = silu(s, s.load_some(gate, 0.0));
-            s.store_some(out, s.mul(silu, s.load_some(up, 0.0)));
+            let (mut gate, mut up) = (s.load_some(gate, 0.0), s.load_some(up, 0.0));
+            if let Some(limit) = self.limit {
+                // The comparisons are false for NaN, which therefore stays.
+                let (most, least) = (s.splat(limit), s.splat(-limit));
+                gate = s.less(most, gate, most, gate);
+                up = s.less(most, up, most, up);
+                up = s.less(up, least, least, up);
+            }
+            s.store_some(out, s.mul(silu(s, gate), up));
         }
     }
 }

@@ -58,6 +58,26 @@ pub struct GateUp<'a, T, M, V> {
     pub norm: Option<Norm<'a, V>>,
     /// Gate and up, from [`Device::gate_up_matrix`].
     pub weight: &'a M,
+    /// Bound `l`: the gate is at most `l`, and up is in `-l ..= l`, both before the activation. `None` for no bound.
+    pub limit: Option<f32>,
+}
+
+/// The operands of [`Dense::grouped_linear`].
+pub struct GroupedLinear<'a, T, M> {
+    /// Input, `[rows, groups * inputs]`.
+    pub x: &'a T,
+    /// Weight of each group, `[outputs, inputs]`.
+    pub weights: &'a [M],
+    /// Buffers, which any number of layers may share.
+    pub buffers: &'a mut GroupedBuffers<T>,
+}
+
+/// Buffers for the rows of each group, one group after the other.
+pub struct GroupedBuffers<T> {
+    /// Inputs, `[groups * rows, inputs]`.
+    pub inputs: T,
+    /// Outputs, `[groups * rows, outputs]`.
+    pub outputs: T,
 }
 
 family! {
@@ -84,12 +104,19 @@ family! {
             linear: Linear<'_, Self::Tensor, Self::Matrix, Self::Vector>,
             out: &mut Self::Tensor,
         ) => |recorder| recorder.product(linear.x, linear.weight);
-        /// Computes `out = silu(norm(x) · gateᵀ) * (norm(x) · upᵀ)`.
+        /// Computes `out = silu(norm(x) · gateᵀ) * (norm(x) · upᵀ)`, of products within [`GateUp::limit`].
         fn gate_up(
             &mut self,
             gate_up: GateUp<'_, Self::Tensor, Self::Matrix, Self::Vector>,
             out: &mut Self::Tensor,
         ) => |recorder| recorder.product(gate_up.x, gate_up.weight);
+        /// Computes the product of each group's columns of `x` with the group's weight: the product with a block diagonal
+        /// matrix. `out` is `[rows, groups * outputs]`.
+        fn grouped_linear(
+            &mut self,
+            linear: GroupedLinear<'_, Self::Tensor, Self::Matrix>,
+            out: &mut Self::Tensor,
+        ) => |recorder| recorder.products(linear.x, linear.weights);
         /// Computes `x = x * sigmoid(gate)`. `gate` is as wide as `x`, or has one element per row.
         fn sigmoid_gate(&mut self, gate: &Self::Tensor, x: &mut Self::Tensor) => |recorder| recorder.by_row(x);
         /// Keeps only the rows whose logits are needed: computes `x[i] = x[logit_rows[i]]`. Later operations on `x`,

@@ -3,13 +3,48 @@
 use super::family::family;
 use crate::{Device, DeviceError};
 
-/// The choice of experts by a router's logits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The number of a token's experts, and their weights by a router's logits.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Routing {
     /// Number of experts per token.
     pub top_k: usize,
-    /// True if the weights of a token's experts are divided by their sum.
+    /// The function from logits to scores, which become weights.
+    pub score: Score,
+    /// True if the weights of a token's experts are divided by their sum plus 1e-20.
     pub renormalise: bool,
+    /// Factor by which the weights are multiplied in the end.
+    pub scale: f32,
+}
+
+impl Routing {
+    /// Returns the routing by a softmax over all experts, without further steps.
+    pub const fn softmax(top_k: usize) -> Self {
+        Self { top_k, score: Score::Softmax, renormalise: false, scale: 1.0 }
+    }
+}
+
+/// The function from the logits of a row to the scores of the experts, in f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Score {
+    /// The softmax over all experts.
+    Softmax,
+    /// `sqrt(ln(1 + e^logit))`, each expert for itself. Reference: transformers
+    /// `models/deepseek_v4/modular_deepseek_v4.py`.
+    SqrtSoftplus,
+}
+
+/// The rule that chooses a token's experts.
+pub enum ExpertChoice<'a, V> {
+    /// The experts with the largest scores; of equal scores the lower index wins.
+    Largest {
+        /// Term of each expert, `[experts]`, that is added to its score for the choice alone. The weights do not
+        /// contain it.
+        bias: Option<&'a V>,
+    },
+    /// The experts in the token id's row of this table, `[vocabulary, top_k]`. Its elements are indices of experts,
+    /// which f32 represents exactly. A row names no expert twice. The rows of the operation are the tokens of the step:
+    /// this choice cannot be made behind [`Dense::keep_logit_rows`](crate::Dense::keep_logit_rows).
+    ByToken(&'a V),
 }
 
 /// Buffers for the intermediate results of one expert. A token chooses an expert at most once, so each buffer has room
@@ -24,15 +59,19 @@ pub struct ExpertBuffers<T> {
 }
 
 /// The operands of [`Experts::mix_experts`].
-pub struct MixExperts<'a, T, M> {
+pub struct MixExperts<'a, T, M, V> {
     /// Input, `[rows, width]`.
     pub x: &'a T,
     /// Number of rows that choose experts. Later rows are padding: their outputs are zeros, and they are not counted.
     pub valid_rows: usize,
     /// Logits of the router, `[rows, experts]`.
     pub logits: &'a T,
-    /// The choice of experts.
+    /// The number of experts per token, and their weights.
     pub routing: Routing,
+    /// The choice of experts.
+    pub choice: ExpertChoice<'a, V>,
+    /// Bound of gate and up: see [`GateUp::limit`](crate::GateUp::limit).
+    pub limit: Option<f32>,
     /// Index of the first expert that this rank holds: 0 unless the ranks divide whole experts among themselves.
     pub first: usize,
     /// Gate and up of each expert that this rank holds, from [`Device::gate_up_matrix`].
@@ -86,13 +125,13 @@ family! {
         /// Computes `out[t] = Σ w[e] · down[e](silu(gate[e](x[t])) * up[e](x[t]))` over those experts `e` of token `t`
         /// that this rank holds, in ascending order.
         ///
-        /// The experts of a token are those with the `top_k` largest logits; of equal logits the lower index wins. `w`
-        /// is the softmax of the logits over all experts in f32, divided by its sum over the token's experts if
-        /// [`Routing::renormalise`] is true. An expert without tokens is not read. The `w` of a row with a logit that
-        /// is NaN or positive infinity are NaN.
+        /// [`MixExperts::choice`] names the `top_k` experts of a token. `w` is the score of the expert's logit
+        /// ([`Routing::score`]) in f32, divided by its sum over the token's experts if [`Routing::renormalise`] is
+        /// true, times [`Routing::scale`]. An expert without tokens is not read. The `w` of a row with a logit that is
+        /// NaN or positive infinity are NaN.
         fn mix_experts(
             &mut self,
-            mix: MixExperts<'_, Self::Tensor, Self::Matrix>,
+            mix: MixExperts<'_, Self::Tensor, Self::Matrix, Self::Vector>,
             out: &mut Self::Tensor,
         ) => |recorder| recorder.experts(mix.x, mix.routing.top_k, mix.gate_up, mix.down);
         /// Sets `out` to the number of tokens that chose each expert of a layer since the device was created. `out` is

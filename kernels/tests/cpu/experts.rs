@@ -2,8 +2,8 @@
 
 use tutti_kernels::cpu::{CpuDevice, Isa, Tensor, Weights};
 use tutti_kernels::{
-    Dense, Device, DeviceError, ExpertBuffers, Experts, GateUp, HostMatrix, Linear, MixExperts, Quantize,
-    Routing, WeightType,
+    Dense, Device, DeviceError, ExpertBuffers, ExpertChoice, Experts, GateUp, HostMatrix, Linear, MixExperts,
+    Quantize, Routing, WeightType,
 };
 
 use crate::support::{Random, assert_near, bits, bytes, devices, tensor};
@@ -74,8 +74,20 @@ impl Layer {
         let (gate_up, down) = (&self.gate_up[first..end], &self.down[first..end]);
         let (buffers, layer) = (&mut self.buffers, 3);
         let mut out = device.tensor(ROWS, WIDTH).unwrap();
-        let mix =
-            MixExperts { x: &x, valid_rows, logits: &logits, routing, first, gate_up, down, buffers, layer };
+        let choice = ExpertChoice::Largest { bias: None };
+        let mix = MixExperts {
+            x: &x,
+            valid_rows,
+            logits: &logits,
+            routing,
+            first,
+            gate_up,
+            down,
+            choice,
+            limit: None,
+            buffers,
+            layer,
+        };
         device.mix_experts(mix, &mut out).unwrap();
         out.values().to_vec()
     }
@@ -96,7 +108,7 @@ impl Layer {
             let mut activated = device.tensor(1, INTERMEDIATE).unwrap();
             let mut out = device.tensor(1, WIDTH).unwrap();
             let weight = &self.gate_up[expert];
-            device.gate_up(GateUp { x: &x, norm: None, weight }, &mut activated).unwrap();
+            device.gate_up(GateUp { x: &x, norm: None, weight, limit: None }, &mut activated).unwrap();
             device.linear(Linear::plain(&activated, &self.down[expert]), &mut out).unwrap();
             let weight = power[expert] / whole;
             sum.iter_mut().zip(out.values()).for_each(|(sum, &y)| *sum += weight * f64::from(y));
@@ -118,9 +130,9 @@ fn a_row_is_the_weighted_sum_of_its_experts_in_any_batch() {
         for stored in STORED {
             let mut layer = Layer::new(&mut device, stored, &[]);
             for routing in [
-                Routing { top_k: 2, renormalise: true },
-                Routing { top_k: 3, renormalise: false },
-                Routing { top_k: EXPERTS, renormalise: false },
+                Routing { renormalise: true, ..Routing::softmax(2) },
+                Routing::softmax(3),
+                Routing::softmax(EXPERTS),
             ] {
                 let what = format!("{name} {stored:?} {routing:?}");
                 let (mut alone, mut want) = (Vec::new(), Vec::new());
@@ -147,7 +159,7 @@ fn a_row_is_the_weighted_sum_of_its_experts_in_any_batch() {
 #[test]
 fn a_layer_may_hold_experts_of_several_types() {
     let (x, logits) = inputs();
-    let routing = Routing { top_k: EXPERTS, renormalise: true };
+    let routing = Routing { renormalise: true, ..Routing::softmax(EXPERTS) };
     let mut device = CpuDevice::new(2, Isa::detect()).unwrap();
     let mut layer = Layer::new(&mut device, STORED[0], &[]);
     let mut other = Layer::new(&mut device, STORED[2], &[]);
@@ -169,7 +181,7 @@ fn experts_without_rows_are_not_read_and_a_rank_reads_only_its_own() {
     for row in logits.chunks_mut(EXPERTS) {
         (row[2], row[6]) = (-1e9, -2e9);
     }
-    let routing = Routing { top_k: 3, renormalise: true };
+    let routing = Routing { renormalise: true, ..Routing::softmax(3) };
     let stored = STORED[0];
     let mut device = CpuDevice::new(2, Isa::detect()).unwrap();
     let sound = Layer::new(&mut device, stored, &[]).mix(&mut device, (&x, &logits), routing, (0, EXPERTS));
@@ -196,7 +208,7 @@ fn tokens_are_counted_by_layer_and_expert() {
     let mut layer = Layer::new(&mut device, STORED[0], &[]);
     let x = vec![1.0; 2 * WIDTH];
     let logits = [[0.0, 9.0, 8.0, 0.0, 0.0, 0.0, 0.0], [9.0, 0.0, 8.0, 0.0, 0.0, 0.0, 0.0]].concat();
-    let routing = Routing { top_k: 2, renormalise: true };
+    let routing = Routing { renormalise: true, ..Routing::softmax(2) };
     // A rank that holds few experts counts the tokens of all experts.
     layer.mix(&mut device, (&x, &logits), routing, (0, 1));
     layer.mix(&mut device, (&x, &logits), routing, (0, EXPERTS));
@@ -214,7 +226,7 @@ fn padding_chooses_no_expert_and_is_not_counted() {
     for (index, row) in logits.chunks_mut(EXPERTS).enumerate() {
         row[2] = if index < ROWS / 2 { -1e9 } else { 1e9 };
     }
-    let (valid, routing) = (ROWS / 2, Routing { top_k: 3, renormalise: true });
+    let (valid, routing) = (ROWS / 2, Routing { renormalise: true, ..Routing::softmax(3) });
     let mut device = CpuDevice::new(2, Isa::detect()).unwrap();
     let mut layer = Layer::new(&mut device, STORED[0], &[2]);
     let alone = (&x[..valid * WIDTH], &logits[..valid * EXPERTS]);
@@ -238,9 +250,22 @@ fn operands_of_experts_that_do_not_fit_are_refused() {
     let logits = [2, 3].map(|rows| tensor(&mut device, EXPERTS, &vec![1.0; rows * EXPERTS]));
     let mut out = device.tensor(2, WIDTH).unwrap();
     let mut refuses = |logits, top_k, first, gate_up: &[Weights], down: &[Weights], why: &str| {
-        let routing = Routing { top_k, renormalise: true };
+        let routing = Routing { renormalise: true, ..Routing::softmax(top_k) };
         let (valid_rows, buffers) = (if top_k == 1 { 3 } else { 2 }, &mut buffers);
-        let mix = MixExperts { x: &x, valid_rows, logits, routing, first, gate_up, down, buffers, layer: 0 };
+        let choice = ExpertChoice::Largest { bias: None };
+        let mix = MixExperts {
+            x: &x,
+            valid_rows,
+            logits,
+            routing,
+            first,
+            gate_up,
+            down,
+            choice,
+            limit: None,
+            buffers,
+            layer: 0,
+        };
         match device.mix_experts(mix, &mut out) {
             Err(DeviceError::Misuse(text)) => assert!(text.contains(why), "{text}"),
             other => panic!("{other:?}"),

@@ -76,7 +76,12 @@ fn it_is_the_activation_of_two_products_in_any_batch() {
                     let row = tensor(&mut device, inputs, row);
                     device
                         .gate_up(
-                            GateUp { x: &row, norm: Some(Norm { weight: &norm, eps: EPS }), weight: &weight },
+                            GateUp {
+                                x: &row,
+                                norm: Some(Norm { weight: &norm, eps: EPS }),
+                                weight: &weight,
+                                limit: None,
+                            },
                             &mut out,
                         )
                         .unwrap();
@@ -93,6 +98,7 @@ fn it_is_the_activation_of_two_products_in_any_batch() {
                                 x: &batch,
                                 norm: Some(Norm { weight: &norm, eps: EPS }),
                                 weight: &weight,
+                                limit: None,
                             },
                             &mut out,
                         )
@@ -116,11 +122,42 @@ fn gates_open_and_close_all_the_way() {
         let norm = device.vector(&[1.0]).unwrap();
         device
             .gate_up(
-                GateUp { x: &x, norm: Some(Norm { weight: &norm, eps: 0.0 }), weight: &weight },
+                GateUp { x: &x, norm: Some(Norm { weight: &norm, eps: 0.0 }), weight: &weight, limit: None },
                 &mut out,
             )
             .unwrap();
         assert_eq!(out.values(), [0.0, 600.0, 0.0], "{name}");
+    }
+}
+
+/// The gate has an upper bound alone, and up has both.
+#[test]
+fn a_limit_bounds_gate_and_up_before_the_activation() {
+    let silu = |x: f64| x / (1.0 + (-x).exp());
+    let (gates, ups) = ([-200.0, 200.0, 1.0, 1.0, 2.0], [2.0, 0.5, 30.0, -30.0, -1.0]);
+    let want = [0.0, silu(1.5) * 0.5, silu(1.0) * 1.5, silu(1.0) * -1.5, silu(1.5) * -1.0];
+    for (name, mut device) in devices("limits") {
+        for (dtype, quantize) in STORED {
+            let pair = Pair::new(dtype, 5, &gates, &ups);
+            let weight = device.gate_up_matrix(pair.parts(), quantize).unwrap();
+            let x = tensor(&mut device, 1, &[1.0; 20]);
+            let mut out = device.tensor(20, 5).unwrap();
+            device
+                .gate_up(GateUp { x: &x, norm: None, weight: &weight, limit: Some(1.5) }, &mut out)
+                .unwrap();
+            let all: Vec<f64> = want.iter().copied().cycle().take(100).collect();
+            assert_near(&format!("{name} {dtype:?} {quantize:?}"), out.values(), &all, 2e-2);
+            let mut free = device.tensor(20, 5).unwrap();
+            device.gate_up(GateUp { x: &x, norm: None, weight: &weight, limit: None }, &mut free).unwrap();
+            let bound = GateUp { x: &x, norm: None, weight: &weight, limit: Some(1e30) };
+            device.gate_up(bound, &mut out).unwrap();
+            assert!(bits(out.values()) == bits(free.values()), "{name} {dtype:?} {quantize:?}");
+            let x = tensor(&mut device, 1, &[f32::NAN]);
+            device
+                .gate_up(GateUp { x: &x, norm: None, weight: &weight, limit: Some(1.5) }, &mut out)
+                .unwrap();
+            assert!(out.values().iter().all(|y| y.is_nan()), "{name} {dtype:?} {quantize:?}");
+        }
     }
 }
 
@@ -137,7 +174,7 @@ fn a_pair_is_no_plain_matrix_nor_the_other_way_round() {
             let plain = device.matrix(&[gate, up], quantize).unwrap();
             let weight = device.gate_up_matrix([gate, up], quantize).unwrap();
             misused(device.gate_up(
-                GateUp { x: &x, norm: Some(Norm { weight: &norm, eps: EPS }), weight: &plain },
+                GateUp { x: &x, norm: Some(Norm { weight: &norm, eps: EPS }), weight: &plain, limit: None },
                 &mut out[0],
             ));
             misused(device.linear(Linear::plain(&x, &weight), &mut out[1]));

@@ -217,7 +217,7 @@ fn bias_residual_fused_rows_and_pairs() {
 
             let pair = device.quantized_gate_up([top.view(), bottom.view()]).unwrap();
             let mut gated = device.tensor(rows, top.rows).unwrap();
-            device.gate_up(GateUp { x: &x, norm: None, weight: &pair }, &mut gated).unwrap();
+            device.gate_up(GateUp { x: &x, norm: None, weight: &pair, limit: None }, &mut gated).unwrap();
             let silu = |gate: f32| f64::from(gate) / (1.0 + (-f64::from(gate)).exp());
             let want: Vec<f64> =
                 parts[0].iter().zip(&parts[1]).map(|(gate, up)| silu(*gate) * f64::from(*up)).collect();

@@ -1,7 +1,9 @@
 //! Tests matrix products against double precision. Also tests that other rows and threads change no bit.
 
 use tutti_kernels::cpu::CpuDevice;
-use tutti_kernels::{Dense, Device, HostMatrix, Linear, Norm, Quantize, WeightType};
+use tutti_kernels::{
+    Dense, Device, DeviceError, GroupedBuffers, GroupedLinear, HostMatrix, Linear, Norm, Quantize, WeightType,
+};
 
 use crate::support::{Random, assert_near, bits, bytes, devices, in_bfp_blocks, matrix, stored, tensor};
 
@@ -281,6 +283,43 @@ fn a_fused_norm_changes_no_bits() {
                     assert!(bits(got.values()) == bits(want.values()), "{what}");
                 }
             }
+        }
+    }
+}
+
+/// Each group of columns has the product with its own weight, with the bits of a product of that group alone.
+#[test]
+fn a_grouped_product_is_the_product_of_each_group() {
+    let (groups, inputs, outputs, most) = (3, 50, 20, 40);
+    for (name, mut device) in devices("grouped products") {
+        let mut random = Random::new(23);
+        for dtype in TYPES {
+            let of_group: Vec<_> = (0..groups).map(|_| random.normals(outputs * inputs, 0.5)).collect();
+            let weights: Vec<_> = of_group.iter().map(|w| matrix(&mut device, dtype, outputs, w)).collect();
+            let mut buffers = GroupedBuffers {
+                inputs: device.tensor(groups * most, inputs).unwrap(),
+                outputs: device.tensor(groups * most, outputs).unwrap(),
+            };
+            let mut out = device.tensor(most, groups * outputs).unwrap();
+            for rows in [1, 2, 17, 40] {
+                let values = random.normals(rows * groups * inputs, 1.0);
+                let x = tensor(&mut device, groups * inputs, &values);
+                let linear = GroupedLinear { x: &x, weights: &weights, buffers: &mut buffers };
+                device.grouped_linear(linear, &mut out).unwrap();
+                let found = out.values().to_vec();
+                for (group, weights) in of_group.iter().enumerate() {
+                    let rows = values.chunks(inputs).skip(group).step_by(groups);
+                    let x: Vec<f32> = rows.flatten().copied().collect();
+                    let want = product(&mut device, dtype, outputs, weights, &x);
+                    let rows = found.chunks(outputs).skip(group).step_by(groups);
+                    let found: Vec<f32> = rows.flatten().copied().collect();
+                    assert!(bits(&found) == bits(&want), "{name} {dtype:?} group {group} of {groups}");
+                }
+            }
+            let x = tensor(&mut device, inputs, &vec![1.0; inputs]);
+            let linear = GroupedLinear { x: &x, weights: &weights, buffers: &mut buffers };
+            let refused = device.grouped_linear(linear, &mut out);
+            assert!(matches!(refused, Err(DeviceError::Misuse(_))), "{refused:?}");
         }
     }
 }

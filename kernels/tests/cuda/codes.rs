@@ -192,7 +192,7 @@ impl Case for Layer {
         let mut qkv = device.tensor(rows, outputs + 15).unwrap();
         device.linear(Linear { x: &x, norm: norm(), weight: &fused, bias: Some(&bias) }, &mut qkv).unwrap();
         let mut gates = device.tensor(rows, outputs).unwrap();
-        device.gate_up(GateUp { x: &x, norm: norm(), weight: &pair }, &mut gates).unwrap();
+        device.gate_up(GateUp { x: &x, norm: norm(), weight: &pair, limit: None }, &mut gates).unwrap();
         let mut sum = tensor(device, width, &random.normals(rows * width, 0.5));
         device.linear_add(Linear::plain(&gates, &down), &mut sum).unwrap();
         let mut all = values(device, &qkv);

@@ -68,7 +68,7 @@ impl Case for Products {
         let sources = [&gate, &up].map(|bytes| HostMatrix::new(bytes, dtype, outputs, inputs));
         let pair = device.gate_up_matrix(sources, Quantize::None).unwrap();
         let norm = norm.then_some(Norm { weight: &norms, eps: 1e-6 });
-        device.gate_up(GateUp { x: &x, norm, weight: &pair }, &mut set).unwrap();
+        device.gate_up(GateUp { x: &x, norm, weight: &pair, limit: None }, &mut set).unwrap();
         all.extend(values(device, &set));
         // The next product reads the result in the weights' type. It must not read a result that has changed since.
         let down = matrix(device, dtype, inputs, &random.normals(inputs * outputs, 1.0));

@@ -4,7 +4,9 @@ mod codes;
 mod counts;
 
 use tutti_kernels::cuda::CudaDevice;
-use tutti_kernels::{ExpertBuffers, HostMatrix, MixExperts, PlanesShape, Quantize, Routing, WeightType};
+use tutti_kernels::{
+    ExpertBuffers, ExpertChoice, HostMatrix, MixExperts, PlanesShape, Quantize, Routing, WeightType,
+};
 
 use crate::support::{
     Case, Families, Random, Share, begin, bits, bytes, compare, cuda, matrix, results, tensor, values,
@@ -54,7 +56,7 @@ impl Mixture {
             width,
             intermediate,
             experts,
-            routing: Routing { top_k, renormalise: true },
+            routing: Routing { renormalise: true, ..Routing::softmax(top_k) },
             logits: Logits::Random,
             held: (0, experts),
             poisoned: Vec::new(),
@@ -108,7 +110,20 @@ impl Mixture {
         let (x, logits) = (tensor(device, self.width, x), tensor(device, self.experts, logits));
         let (routing, first, valid_rows) = (self.routing, self.held.0, self.valid_rows.min(rows));
         let (logits, buffers, layer) = (&logits, &mut buffers, LAYER);
-        let mix = MixExperts { x: &x, valid_rows, logits, routing, first, gate_up, down, buffers, layer };
+        let choice = ExpertChoice::Largest { bias: None };
+        let mix = MixExperts {
+            x: &x,
+            valid_rows,
+            logits,
+            routing,
+            first,
+            gate_up,
+            down,
+            choice,
+            limit: None,
+            buffers,
+            layer,
+        };
         device.mix_experts(mix, &mut out).unwrap();
         results(device).unwrap();
         values(device, &out)

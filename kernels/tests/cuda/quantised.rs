@@ -109,7 +109,7 @@ fn products_and_gates_are_those_of_the_quantised_weights() {
         let pair = gpu.gate_up_matrix(sources, quantize).unwrap();
         let input = tensor(&mut gpu, inputs, &x);
         let mut out = gpu.tensor(rows, outputs).unwrap();
-        gpu.gate_up(GateUp { x: &input, norm: None, weight: &pair }, &mut out).unwrap();
+        gpu.gate_up(GateUp { x: &input, norm: None, weight: &pair, limit: None }, &mut out).unwrap();
         let [gates, ups] = &products;
         let want = gates.iter().zip(ups).map(|(&gate, &up)| {
             let gate = f64::from(gate);

@@ -19,7 +19,7 @@ from topologies import DISAGGREGATED, all_accepted, handovers
 
 POISONED = "memory is filled with NaN before a request gets it"
 WHOLE = ("--max-step-tokens", 2048, "--no-prefix-cache")
-# Numbers of pages and of requests. The pages are enough for the longest request of the reference, but not for all
+# Numbers of pages of PAGE_TOKENS tokens and of requests. The pages are enough for the longest request of the reference, but not for all
 # running requests as they grow.
 SMALL_POOL, RUNNING = 36, 6
 # Number of output tokens of the requests whose worker dies, and of answers that must have begun before it dies.
@@ -202,7 +202,10 @@ def resumed(steps, last):
 def preempted(run, *flags):
     """Requests whose output needs more pages than a small pool has. The requests of the reference come last, so that
     these requests are preempted."""
-    memory = (1 + 2 * RUNNING) * run.model.slot_bytes + (1 + SMALL_POOL) * run.model.page_bytes
+    if run.model.page_bytes == 0:
+        return None
+    pages = -(-SMALL_POOL * PAGE_TOKENS // run.model.page_tokens)
+    memory = (1 + 2 * RUNNING) * run.model.slot_bytes + (1 + pages) * run.model.page_bytes
     small = ("--admission", "optimistic", "--max-running-requests", RUNNING, "--kv-cache-memory", memory)
     cells = []
     for _ in range(ATTEMPTS):
@@ -240,7 +243,7 @@ def prefixes(run):
         for turn in range(2):
             for index, (name, body) in enumerate(run.model.prefixes().items()):
                 answer, hit = cached(server, body)
-                assert hit == (index + turn) * PAGE_TOKENS, f"{name}: {hit} cached tokens"
+                assert hit == (index + turn) * run.model.page_tokens, f"{name}: {hit} cached tokens"
                 answers.append((name, answer))
                 hits.append(hit)
                 another = others[index % OTHERS]
@@ -248,7 +251,7 @@ def prefixes(run):
         name, body = f"t{LENGTHS[-1]}", run.model.plain()[f"t{LENGTHS[-1]}"]
         answer, hit = cached(server, body)
         answers.append((name, answer))
-        assert hit == LENGTHS[-1] // PAGE_TOKENS * PAGE_TOKENS
+        assert hit == LENGTHS[-1] // run.model.page_tokens * run.model.page_tokens
         boundaries = len(set(hits) - {0})
         answers += chats_behind_prefixes(server, run)
     return merge([run.cell({name: answer}, {}) for name, answer in answers], {"boundaries": boundaries})
@@ -263,7 +266,7 @@ def chats_behind_prefixes(server, run):
         asked = [(name, body), (other, others[other]), (name, body)]
         found = [cached(server, body) for _, body in asked]
         first = int(np.argmax(run.model.golden[f"{name}.input_ids"] >= min(SPECIAL)))
-        hits, whole = [hit for _, hit in found], run.model.length(body) // PAGE_TOKENS * PAGE_TOKENS
+        hits, whole = [hit for _, hit in found], run.model.length(body) // run.model.page_tokens * run.model.page_tokens
         assert hits[1] <= first and hits[2] == whole, f"{name}: {hits} cached tokens, media begin at {first}"
         answers += [(name, answer) for (name, _), (answer, _) in zip(asked, found)]
     return answers

@@ -14,7 +14,8 @@ from media_chat import chat, write_files
 from safetensors.numpy import load_file
 from streams import Streams
 
-PAGE_TOKENS = 16
+# Number of tokens per page, and in a model with compressed entries.
+PAGE_TOKENS, PAGE_TOKENS_OF_ENTRIES = 16, 128
 # Number of output tokens per request of the reference. The reference has only the first GENERATED tokens, but the bits
 # of all tokens are compared.
 OUTPUT = 160
@@ -86,7 +87,20 @@ class Model:
 
     @property
     def has_experts(self):
-        return "num_experts" in self.config
+        return "num_experts" in self.config or self.has_entries
+
+    @property
+    def has_entries(self):
+        return "compress_ratios" in self.config
+
+    @property
+    def page_tokens(self):
+        return PAGE_TOKENS_OF_ENTRIES if self.has_entries else PAGE_TOKENS
+
+    @property
+    def ratios(self):
+        """The ratio of each layer of a model with compressed entries."""
+        return self.config["compress_ratios"][: self.config["num_hidden_layers"]]
 
     @property
     def has_state(self):
@@ -94,15 +108,26 @@ class Model:
 
     @property
     def page_bytes(self):
-        """Returns the bytes of a page's keys and values in f32, or in fp8, over all layers with attention."""
+        """Returns the bytes of a page's keys and values in f32, or in fp8, over all layers with attention; or the bytes
+        of a page's entries in f32."""
         c = self.config
+        if self.has_entries:
+            of_index = c["index_head_dim"] * self.ratios.count(4)
+            entries = sum(c["head_dim"] * self.page_tokens // ratio for ratio in self.ratios if ratio)
+            return 4 * (entries + of_index * self.page_tokens // 4)
         head_dim = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
         layers = c["layer_types"].count("full_attention") if self.has_state else c["num_hidden_layers"]
         return 2 * layers * c["num_key_value_heads"] * head_dim * PAGE_TOKENS * (1 if self.name.endswith(KV_FP8) else 4)
 
     @property
     def slot_bytes(self):
-        """Returns the bytes of a slot in f32: the inputs of the causal convolution, and the state of the delta net."""
+        """Returns the bytes of a slot in f32: the inputs of the causal convolution, and the state of the delta net; or
+        windows and running softmaxes, three of them in layers with an indexer."""
+        if self.has_entries:
+            c, ratios = self.config, self.ratios
+            window = len(ratios) * c["sliding_window"] * c["head_dim"]
+            softmaxes = 3 * ratios.count(4) * (c["head_dim"] + c["index_head_dim"]) + ratios.count(128) * c["head_dim"]
+            return 4 * (window + 3 * softmaxes)
         if not self.has_state:
             return 0
         c = self.config
@@ -160,7 +185,7 @@ class Model:
     def prefixes(self):
         """Returns {name: request}. Each prompt ends one token after a block boundary of the longest prompt."""
         prompt = self.prompt(LENGTHS[-1])
-        ends = range(PAGE_TOKENS, len(prompt), PAGE_TOKENS)
+        ends = range(self.page_tokens, len(prompt), self.page_tokens)
         return {f"prefix {end}": GREEDY | dict(prompt=prompt[: end + 1], max_tokens=4) for end in ends}
 
     def deviation(self, answers):

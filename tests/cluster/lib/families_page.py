@@ -37,8 +37,16 @@ WITH_MEDIA = {
     f"qwen3_5_moe{MEDIA}": "Qwen3.5-MoE",
     f"qwen3_omni{MEDIA}": "Qwen3-Omni's thinker",
 }
+# The same of golden models with compressed entries, whose pages have more tokens.
+WITH_ENTRIES = {
+    "deepseek_v4": "DeepSeek-V4, layers of all kinds",
+    "v4_sliding": "windows alone",
+    "v4_hca": "windows and all entries of 128 tokens",
+    "v4_csa_all": "windows and all entries of 4 tokens",
+    "v4_hash": "windows, experts by token id",
+}
 # {name of a table: its models}. The name is that of the file with the results, too.
-TABLES = {"families": MODELS, "families_media": WITH_MEDIA}
+TABLES = {"families": MODELS, "families_media": WITH_MEDIA, "families_entries": WITH_ENTRIES}
 COLUMNS = {
     "whole": "whole prompt",
     "mixed": "mixed",

@@ -46,6 +46,8 @@ pub(crate) struct TextShape {
     pub summary: String,
     /// Prefix of the embedding's and the final norm's names in the checkpoint.
     pub prefix: &'static str,
+    /// Name of the embedding in the checkpoint, behind the prefix.
+    pub embedding: &'static str,
     /// Name of the LM head in the checkpoint.
     pub lm_head: &'static str,
     /// Maximum number of parts of an [embedded row](EmbeddedRows) behind its embedding. Fewer than there are layers.

@@ -10,7 +10,8 @@
 use std::{fmt, ops::Range, path::Path};
 
 use tutti_kernels::{
-    Device, DeviceError, ExpertBuffers, Linear, MixExperts, Norm, Routing, WeightType, collective::GroupRank,
+    Device, DeviceError, ExpertBuffers, ExpertChoice, Linear, MixExperts, Norm, Routing, WeightType,
+    collective::GroupRank,
 };
 
 use tutti_runtime::gguf;
@@ -28,6 +29,19 @@ use crate::{
 
 /// Error for `--ep` with a model without experts.
 pub(crate) const NO_EXPERTS: &str = "num_experts: the model has none that --ep could divide";
+
+/// The names by which the configs and the checkpoints of families call experts.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ExpertNames {
+    /// Key of the number of experts.
+    pub count: &'static str,
+    /// Modules of an expert: gate, up and down.
+    pub projections: [&'static str; 3],
+}
+
+/// The names in most families.
+const NAMES: ExpertNames =
+    ExpertNames { count: "num_experts", projections: ["gate_proj", "up_proj", "down_proj"] };
 
 /// The sizes of experts in a config. The model may have no layer with experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,35 +69,49 @@ impl ExpertSizes {
 
     /// Checks the sizes, and returns the shape of a model's experts. The error names the key at fault.
     pub fn check(self, text: &TextConfig, renormalise: bool) -> Result<ExpertShape, String> {
-        let Self { experts, top_k, intermediate_size } = self;
-        for (key, number) in [("num_experts", experts), ("moe_intermediate_size", intermediate_size)] {
+        self.shape(text, &NAMES, Routing { renormalise, ..Routing::softmax(self.top_k) })
+    }
+
+    /// Checks the sizes, and returns the shape of experts with these names and this routing. The error names the key at
+    /// fault.
+    pub fn shape(
+        self,
+        text: &TextConfig,
+        names: &'static ExpertNames,
+        routing: Routing,
+    ) -> Result<ExpertShape, String> {
+        let (Self { experts, top_k, intermediate_size }, count) = (self, names.count);
+        for (key, number) in [(count, experts), ("moe_intermediate_size", intermediate_size)] {
             if number == 0 {
                 return Err(format!("{key}: must be at least 1, not 0"));
             }
         }
         if top_k == 0 || top_k > experts {
-            return Err(format!("num_experts_per_tok: {top_k} of num_experts, {experts}"));
+            return Err(format!("num_experts_per_tok: {top_k} of {count}, {experts}"));
         }
         let (width, hidden_size) = (("moe_intermediate_size", intermediate_size), text.hidden_size);
-        let experts_of_all = [("num_hidden_layers", text.layers), ("num_experts", experts)];
+        let experts_of_all = [("num_hidden_layers", text.layers), (count, experts)];
         product(experts_of_all, ranges::MAX_EXPERTS_OF_ALL_LAYERS)?;
-        product([("num_experts", experts), width, ("hidden_size", hidden_size)], ranges::MAX_TENSOR)?;
-        let routing = Routing { top_k, renormalise };
-        Ok(ExpertShape { hidden_size, intermediate_size, experts, routing, division: Division::Width })
+        product([(count, experts), width, ("hidden_size", hidden_size)], ranges::MAX_TENSOR)?;
+        let (limit, division) = (None, Division::Width);
+        Ok(ExpertShape { names, hidden_size, intermediate_size, experts, routing, limit, division })
     }
 }
 
 /// The experts of a model. All layers with experts have the same shape.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ExpertShape {
+    pub names: &'static ExpertNames,
     /// Width of the residual stream.
     pub hidden_size: usize,
     /// Intermediate width per expert.
     pub intermediate_size: usize,
     /// Number of experts.
     pub experts: usize,
-    /// The rule that chooses a token's experts.
+    /// The number of a token's experts, and their weights.
     pub routing: Routing,
+    /// Bound of gate and up before the activation; `None` for no bound.
+    pub limit: Option<f32>,
     /// Division among ranks.
     pub division: Division,
 }
@@ -144,7 +172,7 @@ impl ExpertShape {
     pub fn check(&self, group_rank: GroupRank) -> Result<(), String> {
         match self.division {
             Division::Width => divides("moe_intermediate_size", self.intermediate_size, group_rank),
-            Division::Experts => divides("num_experts", self.experts, group_rank)
+            Division::Experts => divides(self.names.count, self.experts, group_rank)
                 .map_err(|problem| problem + ", and --ep divides whole experts"),
         }
     }
@@ -197,10 +225,11 @@ impl ExpertSpecs {
         };
         let each = |expert: usize| {
             let name = |projection: &str| name(&format!("experts.{expert}.{projection}.weight"));
+            let [gate, up, down] = shape.names.projections;
             [
-                linear(name("gate_proj"), width, hidden, rows),
-                linear(name("up_proj"), width, hidden, rows),
-                linear(name("down_proj"), hidden, width, columns),
+                linear(name(gate), width, hidden, rows),
+                linear(name(up), width, hidden, rows),
+                linear(name(down), hidden, width, columns),
             ]
         };
         let stack = |projection: &str, rows, columns| {
@@ -274,15 +303,16 @@ impl<D: Device> ExpertWeights<D> {
 /// Buffers of the layers with experts, for the largest step, which has `T` tokens.
 pub(crate) struct ExpertMixer<D: Device> {
     routing: Routing,
+    limit: Option<f32>,
     /// Index of the first expert that this rank holds.
     first: usize,
     /// Input of the experts, `[T, hidden]`.
-    normed: D::Tensor,
+    pub normed: D::Tensor,
     /// Logits of the router, `[T, experts]`.
     logits: D::Tensor,
     buffers: ExpertBuffers<D::Tensor>,
     /// This rank's part of the experts' weighted sum, `[T, hidden]`.
-    mixed: D::Tensor,
+    pub mixed: D::Tensor,
 }
 
 impl<D: DecoderDevice> ExpertMixer<D> {
@@ -291,6 +321,7 @@ impl<D: DecoderDevice> ExpertMixer<D> {
         let mut buffer = |width| device.tensor(tokens, width);
         Ok(Self {
             routing: shape.routing,
+            limit: shape.limit,
             first: shape.held(rank).start,
             normed: buffer(hidden)?,
             logits: buffer(shape.experts)?,
@@ -312,13 +343,38 @@ impl<D: DecoderDevice> ExpertMixer<D> {
         norm: Norm<'_, D::Vector>,
         layer: usize,
     ) -> Result<(), DeviceError> {
-        let Self { routing, first, normed, logits, buffers, mixed } = self;
-        step.device.rms_norm(step.hidden, norm, normed)?;
-        step.device.linear(Linear::plain(normed, &weights.router), logits)?;
+        let valid_rows = step.valid_rows();
+        step.device.rms_norm(step.hidden, norm, &mut self.normed)?;
+        self.mix(step.device, valid_rows, (weights, ExpertChoice::Largest { bias: None }), layer)?;
+        step.add_sum(&mut self.mixed)
+    }
+
+    /// Runs the experts on [`Self::normed`]. Only the first `valid_rows` rows choose experts. `layer` is the layer's
+    /// index among all layers.
+    pub fn mix(
+        &mut self,
+        device: &mut D,
+        valid_rows: usize,
+        (weights, choice): (&ExpertWeights<D>, ExpertChoice<'_, D::Vector>),
+        layer: usize,
+    ) -> Result<(), DeviceError> {
+        let Self { routing, limit, first, normed, logits, buffers, mixed } = self;
+        device.linear(Linear::plain(normed, &weights.router), logits)?;
         let ExpertWeights { gate_up, down, .. } = weights;
-        let (x, valid_rows, routing, first) = (&*normed, step.valid_rows(), *routing, *first);
-        let mix = MixExperts { x, valid_rows, logits, routing, first, gate_up, down, buffers, layer };
-        step.device.mix_experts(mix, mixed)?;
-        step.add_sum(mixed)
+        let (x, routing, limit, first) = (&*normed, *routing, *limit, *first);
+        let mix = MixExperts {
+            x,
+            valid_rows,
+            logits,
+            routing,
+            choice,
+            limit,
+            first,
+            gate_up,
+            down,
+            buffers,
+            layer,
+        };
+        device.mix_experts(mix, mixed)
     }
 }

@@ -35,6 +35,7 @@ pub(crate) struct Family {
 pub(crate) enum Variant {
     Llama(&'static llama::Variant),
     Qwen35(&'static qwen3_5::Variant),
+    DeepseekV4,
     #[cfg(feature = "media-test-model")]
     MediaTest,
     #[cfg(feature = "hybrid-test-model")]
@@ -126,6 +127,13 @@ pub(crate) const FAMILIES: &[Family] = &[
         models: "Qwen3-Omni",
         source: "llama/variant.rs",
         variant: Variant::Llama(&llama::QWEN3_OMNI),
+    },
+    Family {
+        architecture: "DeepseekV4ForCausalLM",
+        model_type: "deepseek_v4",
+        models: "DeepSeek-V4",
+        source: "deepseek_v4.rs",
+        variant: Variant::DeepseekV4,
     },
     #[cfg(feature = "media-test-model")]
     Family {

@@ -99,6 +99,7 @@ impl Architecture for Config {
         Ok(TextShape {
             summary: "hybrid (for tests)".into(),
             prefix: "model.",
+            embedding: "embed_tokens.weight",
             lm_head: "lm_head.weight",
             levels: 0,
             hidden_size: self.text.hidden_size,

@@ -8,6 +8,7 @@ use crate::{
     Footprint, LoadError, LoadOptions,
     architecture::{self, Architecture, Checkpoint},
     config::ConfigFile,
+    deepseek_v4,
     families::{Family, Variant},
     llama, qwen3_5,
     weights::TensorSpec,
@@ -85,6 +86,7 @@ fn inspect<Q: Question>(options: &LoadOptions, question: Q) -> Result<Q::Answer,
     match Family::of(file)?.variant {
         Variant::Llama(variant) => question.ask(llama::Config::parse(file, variant)?, of),
         Variant::Qwen35(variant) => question.ask(qwen3_5::Config::parse(file, variant)?, of),
+        Variant::DeepseekV4 => question.ask(deepseek_v4::Config::parse(file)?, of),
         // The encoder of the test model is far smaller than its thinker, and is left out.
         #[cfg(feature = "media-test-model")]
         Variant::MediaTest => question.ask(media_test::parse(file)?.0, of),

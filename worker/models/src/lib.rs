@@ -8,6 +8,7 @@ mod architecture;
 mod audio;
 mod config;
 mod decoder;
+mod deepseek_v4;
 mod encoder_weights;
 mod encoders;
 mod error;

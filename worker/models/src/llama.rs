@@ -84,6 +84,7 @@ impl Architecture for Config {
                 self.variant.name
             ),
             prefix: names.prefix,
+            embedding: "embed_tokens.weight",
             lm_head: names.lm_head,
             levels: self.levels,
             hidden_size,
@@ -181,7 +182,8 @@ impl<D: DecoderDevice> Layers<D> for Llama<D> {
             match (&layer.mlp, &mut *activated, &mut *experts) {
                 (Mlp::Dense { gate_up, down }, Some(activated), _) => {
                     let norm = Some(norm);
-                    step.device.gate_up(GateUp { x: step.hidden, norm, weight: gate_up }, activated)?;
+                    step.device
+                        .gate_up(GateUp { x: step.hidden, norm, weight: gate_up, limit: None }, activated)?;
                     step.add(Linear::plain(activated, down))?;
                 }
                 (Mlp::Experts(weights), _, Some(experts)) => experts.run(step, weights, norm, index)?,

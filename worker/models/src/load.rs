@@ -16,6 +16,7 @@ use crate::{
     LoadError, LoadProgress, Model,
     architecture::{self, Checkpoint},
     config::ConfigFile,
+    deepseek_v4,
     encoders::Encoders,
     families::{Family, Variant},
     llama, qwen3_5, with_encoders,
@@ -114,6 +115,10 @@ pub fn load<D: DecoderDevice>(
                 }
                 None => Box::new(architecture::load(config, architecture, checkpoint, device, progress)?),
             }
+        }
+        Variant::DeepseekV4 => {
+            let config = deepseek_v4::Config::parse(file)?;
+            Box::new(architecture::load(config, architecture, checkpoint, device, progress)?)
         }
         #[cfg(feature = "media-test-model")]
         Variant::MediaTest => {

@@ -140,6 +140,7 @@ impl Architecture for Config {
                 self.variant.name,
             ),
             prefix: self.prefix,
+            embedding: "embed_tokens.weight",
             lm_head: "lm_head.weight",
             levels: 0,
             hidden_size,
@@ -239,7 +240,7 @@ impl<D: DecoderDevice> Layers<D> for Qwen35<D> {
                 break;
             }
             let norm = || Norm { weight: &layer.post_norm, eps };
-            let x = GateUp { x: &*step.hidden, norm: Some(norm()), weight: &layer.gate_up };
+            let x = GateUp { x: &*step.hidden, norm: Some(norm()), weight: &layer.gate_up, limit: None };
             step.device.gate_up(x, activated)?;
             if let (Some(Mixture { gate, mixer }), Some(weights)) = (mixture.as_mut(), &layer.mixture) {
                 // The gate scales each row. It can be applied before the down projection, because that projection is

@@ -28,11 +28,13 @@ pub(crate) struct RopeDefaults {
     pub theta: f64,
     /// Default of `partial_rotary_factor`, the share of a head's elements that are rotated.
     pub rotated: f64,
+    /// Default of YaRN's `attention_factor`; `None` means the one that follows from `factor`.
+    pub attention_factor: Option<f64>,
 }
 
 impl RopeDefaults {
     /// The defaults of most families in transformers.
-    pub const PLAIN: Self = Self { theta: 10_000.0, rotated: 1.0 };
+    pub const PLAIN: Self = Self { theta: 10_000.0, rotated: 1.0, attention_factor: None };
 }
 
 /// The rotary tables of a model.
@@ -136,6 +138,32 @@ impl RopeTables {
             of_layer.push(index);
         }
         Ok(Self { tables, of_layer })
+    }
+
+    /// Reads two tables, by which a model rotates with compressed entries and without them. The table `main` is the
+    /// first, and the table `compress` the second. Configs saved by transformers have a set of parameters for each.
+    /// Others have one set: `main` takes its base alone, and `compress` all but the base, whose default is
+    /// `compress_theta`. `max_context` is the config's `max_position_embeddings`. The error names the key at fault.
+    pub fn with_compressed(
+        keys: &Keys<'_>,
+        max_context: usize,
+        defaults: RopeDefaults,
+        compress_theta: f64,
+    ) -> Result<Self, LoadError> {
+        let compress_theta = keys.get_or(&ranges::COMPRESS_ROPE_THETA, compress_theta)?;
+        let sets = RopeKeys::read(keys)?;
+        let (mut main, mut compress) =
+            (sets.resolve("main", max_context, defaults)?, sets.resolve("compress", max_context, defaults)?);
+        if !sets.are_named() {
+            main.scaling = Scaling::None;
+            compress.theta = compress_theta;
+        }
+        for table in [&main, &compress] {
+            if table.sections.is_some() {
+                return Err(keys.invalid(&ranges::MROPE_SECTION, "is not supported with compressed entries"));
+            }
+        }
+        Ok(Self { tables: vec![main, compress], of_layer: Vec::new() })
     }
 
     /// Makes all tables take their positions from three axes in turns, as the models with pictures do whatever

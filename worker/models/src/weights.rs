@@ -76,10 +76,11 @@ pub(crate) enum Role {
     Norm,
     /// A linear map's bias.
     Bias,
+    /// A table of indices, stored as integers of 64 bits.
+    Indices,
 }
 
 /// The precision in which the device holds a tensor.
-#[cfg_attr(not(test), expect(dead_code, reason = "no family of this build mixes precisions"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Precision {
     /// The tensor's stored type or, for a matrix, the quantisation of the load options.

@@ -256,6 +256,36 @@ fn qwen3_5_moe() {
     agrees_within("qwen3_5_moe", 0.1110, 0.1110);
 }
 
+/// Layers of all kinds.
+#[test]
+fn deepseek_v4() {
+    agrees("deepseek_v4", 0.0694);
+}
+
+/// Windows alone.
+#[test]
+fn v4_sliding() {
+    agrees("v4_sliding", 0.0276);
+}
+
+/// Windows, and entries that are all attended to.
+#[test]
+fn v4_hca() {
+    agrees("v4_hca", 0.0261);
+}
+
+/// Windows, and entries of which an indexer chooses all.
+#[test]
+fn v4_csa_all() {
+    agrees("v4_csa_all", 0.0221);
+}
+
+/// Experts by token id in all layers but the last.
+#[test]
+fn v4_hash() {
+    agrees("v4_hash", 0.0242);
+}
+
 /// In this checkpoint, each expert has separate tensors.
 #[test]
 fn qwen3_5_moe_text() {

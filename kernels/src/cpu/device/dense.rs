@@ -10,7 +10,9 @@ use crate::cpu::memory::{Tensor, Vector, Weights};
 use crate::cpu::quant::{grouped, int8};
 use crate::cpu::rowwise;
 use crate::cpu::step::PADDING;
-use crate::{Dense, DeviceError, Embed, GateUp, Linear, Norm, VocabularyShard};
+use crate::{
+    Dense, DeviceError, Embed, GateUp, GroupedBuffers, GroupedLinear, Linear, Norm, VocabularyShard,
+};
 
 impl Dense for CpuDevice {
     const IMPLEMENTED: bool = true;
@@ -59,9 +61,47 @@ impl Dense for CpuDevice {
         gate_up: GateUp<'_, Tensor, Weights, Vector>,
         out: &mut Tensor,
     ) -> Result<(), DeviceError> {
-        let GateUp { x, norm, weight } = gate_up;
+        let GateUp { x, norm, weight, limit } = gate_up;
         let out = out.written(x.live(), weight.gates()?)?;
-        self.product(x, norm, weight, Epilogue::Gated, out)
+        self.product(x, norm, weight, Epilogue::Gated(limit), out)
+    }
+
+    fn grouped_linear(
+        &mut self,
+        linear: GroupedLinear<'_, Tensor, Weights>,
+        out: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        let GroupedLinear { x, weights, buffers: GroupedBuffers { inputs, outputs } } = linear;
+        let Some(first) = weights.first() else {
+            return Err(DeviceError::Misuse("a product without groups".to_owned()));
+        };
+        let (rows, count, width) = (x.live(), weights.len(), first.inputs());
+        let height = first.plain_outputs()?;
+        let x = x.read(count * width)?;
+        let out = out.written(rows, count * height)?;
+        if rows == 0 {
+            return Ok(());
+        }
+        let columns = inputs.written(count * rows, width)?;
+        rowwise::each_row(&mut self.pool, columns, width, |index, to| {
+            let (group, row) = (index / rows, index % rows);
+            to.copy_from_slice(&x[row * count * width + group * width..][..width]);
+        })?;
+        // The groups are taken out of the device, because the product needs `&mut self` meanwhile.
+        let mut groups = std::mem::take(&mut self.groups);
+        groups.clear();
+        groups.extend(
+            (0..count).map(|group| Group { matrix: group, rows: (group * rows, (group + 1) * rows) }),
+        );
+        let products = outputs.written(count * rows, height)?;
+        self.grouped_product(inputs, None, (weights, &groups), Epilogue::Set(None), products)?;
+        self.groups = groups;
+        let products = outputs.read(height)?;
+        rowwise::each_row(&mut self.pool, out, count * height, |row, to| {
+            for (group, to) in to.chunks_exact_mut(height).enumerate() {
+                to.copy_from_slice(&products[(group * rows + row) * height..][..height]);
+            }
+        })
     }
 
     fn sigmoid_gate(&mut self, gate: &Tensor, x: &mut Tensor) -> Result<(), DeviceError> {

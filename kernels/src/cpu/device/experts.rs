@@ -2,31 +2,54 @@
 //! operation computes many experts.
 
 use super::CpuDevice;
-use crate::cpu::experts::{gather, scatter_add};
+use crate::cpu::experts::{Router, RowChoice, gather, scatter_add};
 use crate::cpu::gemm::Epilogue;
-use crate::cpu::memory::{Tensor, Weights};
+use crate::cpu::memory::{Tensor, Vector, Weights};
 use crate::device::MixSizes;
-use crate::{DeviceError, ExpertBuffers, Experts, MixExperts};
+use crate::{DeviceError, ExpertBuffers, ExpertChoice, Experts, MixExperts};
 
 impl Experts for CpuDevice {
     const IMPLEMENTED: bool = true;
 
     fn mix_experts(
         &mut self,
-        mix: MixExperts<'_, Tensor, Weights>,
+        mix: MixExperts<'_, Tensor, Weights, Vector>,
         out: &mut Tensor,
     ) -> Result<(), DeviceError> {
-        let MixExperts { x, valid_rows, logits, routing, first, gate_up, down, buffers, layer } = mix;
+        let MixExperts {
+            x,
+            valid_rows,
+            logits,
+            routing,
+            choice,
+            limit,
+            first,
+            gate_up,
+            down,
+            buffers,
+            layer,
+        } = mix;
         let (rows, width, experts) = (x.live(), x.width(), logits.width());
         let (logit_rows, top_k, held) = (logits.live(), routing.top_k, [gate_up.len(), down.len()]);
         MixSizes { rows, logit_rows, valid_rows, experts, top_k, first, held }.check()?;
+        let choice = match choice {
+            ExpertChoice::Largest { bias } => {
+                RowChoice::Largest(bias.map(|bias| bias.read(experts)).transpose()?)
+            }
+            ExpertChoice::ByToken(table) => RowChoice::ByToken {
+                table: table.values(),
+                token_ids: self.step.tokens_of_rows(rows, valid_rows)?,
+            },
+        };
+        let router = Router { routing, choice, experts };
+        router.check(valid_rows)?;
         let out = out.written(rows, width)?;
         out.fill(0.0);
         // The routes are taken out of the device, because its other operations need `&mut self` meanwhile.
         let mut routes = std::mem::take(&mut self.routes);
         routes.fit(buffers.inputs.capacity(), experts, routing.top_k);
         let logits = &logits.values()[..valid_rows * experts];
-        routes.route(&mut self.pool, logits, experts, routing)?;
+        routes.route(&mut self.pool, logits, &router)?;
         let totals = self.expert_tokens.entry(layer).or_default();
         totals.resize(experts, 0);
         routes.count(totals);
@@ -48,7 +71,7 @@ impl Experts for CpuDevice {
             }
             gather(&mut self.pool, x.values(), width, rows, inputs.written(rows.len(), width)?)?;
             let gates = activated.written(rows.len(), gate_up_of[0].gates()?)?;
-            self.grouped_product(inputs, None, (gate_up_of, groups), Epilogue::Gated, gates)?;
+            self.grouped_product(inputs, None, (gate_up_of, groups), Epilogue::Gated(limit), gates)?;
             let down_outputs = outputs.written(rows.len(), down_of[0].plain_outputs()?)?;
             self.grouped_product(activated, None, (down_of, groups), Epilogue::Set(None), down_outputs)?;
             scatter_add(&mut self.pool, outputs.read(width)?, width, rows, out)?;

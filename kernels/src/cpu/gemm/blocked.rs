@@ -155,9 +155,9 @@ impl<K: MicroKernel> Blocked<'_, K> {
             sums
         };
         for row in band.first_row..band.end_row {
-            if matches!(work.epilogue, Epilogue::Gated) {
+            if let Epilogue::Gated(limit) = work.epilogue {
                 for pair in (panels.0..panels.1).step_by(2) {
-                    work.gate(s, row, pair, sums(pair, row), sums(pair + 1, row));
+                    work.gate(s, (row, pair), sums(pair, row), sums(pair + 1, row), limit);
                 }
             } else {
                 for panel in panels.0..panels.1 {

@@ -14,8 +14,9 @@ pub(in crate::cpu) enum Epilogue<'a> {
     Set(Option<&'a [f32]>),
     /// `out += x · Wᵀ (+ bias)`.
     Add(Option<&'a [f32]>),
-    /// `out = silu(x · gateᵀ) * (x · upᵀ)`, for a paired matrix (gate and up).
-    Gated,
+    /// `out = silu(x · gateᵀ) * (x · upᵀ)`, for a paired matrix (gate and up). With a bound `l`, the gate is at most `l`
+    /// and up is in `-l ..= l`.
+    Gated(Option<f32>),
     /// The arg max of each row of `x · Wᵀ`. `out` is scratch memory; its contents are undefined afterwards.
     Largest(PartialArgmax<'a>),
     /// The largest sum of each row and panel, `[rows, panels]`, for a matrix product in int8 whose weights are not
@@ -33,7 +34,7 @@ impl Work<'_> {
     pub(super) fn prefetch_results<S: Simd>(&self, s: S, row: usize, panel: usize) {
         let (width, column) = match self.epilogue {
             Epilogue::Set(_) | Epilogue::Add(_) => (self.matrix.shape.outputs, panel * LANES),
-            Epilogue::Gated => (self.matrix.shape.outputs / 2, panel / 2 * LANES),
+            Epilogue::Gated(_) => (self.matrix.shape.outputs / 2, panel / 2 * LANES),
             Epilogue::Largest(_) | Epilogue::PanelMaxima(..) => return,
         };
         s.prefetch_to_write(self.out.as_ptr().wrapping_add(row * width + column).cast_const().cast());
@@ -74,7 +75,7 @@ impl Work<'_> {
                     }
                 }
             }
-            Epilogue::Gated => {
+            Epilogue::Gated(limit) => {
                 for p in 0..P {
                     let is_gate = (panel + p).is_multiple_of(2);
                     let mut ups = [[0.0; LANES]; R];
@@ -84,7 +85,7 @@ impl Work<'_> {
                     }
                     if !is_gate {
                         for (r, (gate, up)) in gates.iter().zip(&ups).enumerate() {
-                            self.gate(s, first + r, panel + p - 1, gate, up);
+                            self.gate(s, (first + r, panel + p - 1), gate, up, limit);
                         }
                     }
                 }
@@ -105,7 +106,7 @@ impl Work<'_> {
         let (bias, add) = match self.epilogue {
             Epilogue::Set(bias) => (bias, false),
             Epilogue::Add(bias) => (bias, true),
-            Epilogue::Gated => unreachable!("one panel of a pair"),
+            Epilogue::Gated(_) => unreachable!("one panel of a pair"),
             Epilogue::Largest(partial) => return self.update_argmax(s, partial, row, panel, sum),
             Epilogue::PanelMaxima(..) => unreachable!("maxima of panels that are not in int8"),
         };
@@ -133,19 +134,19 @@ impl Work<'_> {
         s.call(UpdateArgmax { partial, thread, row, first, logits });
     }
 
-    /// Computes the results of a pair of panels (gate panel `pair` and the up panel after it) from their sums, and
-    /// stores the results.
+    /// Computes the results of a row and a pair of panels (gate panel `pair` and the up panel after it) from their
+    /// sums, and stores the results.
     #[inline(always)]
     pub(super) fn gate<S: Simd>(
         &self,
         s: S,
-        row: usize,
-        pair: usize,
+        (row, pair): (usize, usize),
         gate: &[f32; LANES],
         up: &[f32; LANES],
+        limit: Option<f32>,
     ) {
         let out = self.gated(row, pair / 2);
-        SiluMul { gate: &gate[..out.len()], up: &up[..out.len()], out }.run(s);
+        SiluMul { gate: &gate[..out.len()], up: &up[..out.len()], limit, out }.run(s);
     }
 
     /// Returns the part of `out` that holds the results of one row and one pair of panels.

@@ -100,7 +100,7 @@ pub(super) fn linear<'a, K: GroupedProduct>(
     let (activations, sums) = (Shared::new(&mut activations[..]), Shared::new(&mut sums[..]));
     let out = Shared::new(out);
     let (sums, width) = match epilogue {
-        Epilogue::Gated => (&sums, shape.panels() * LANES),
+        Epilogue::Gated(_) => (&sums, shape.panels() * LANES),
         Epilogue::Set(_) | Epilogue::Add(_) | Epilogue::Largest(_) | Epilogue::PanelMaxima(..) => {
             (&out, shape.outputs)
         }
@@ -230,8 +230,8 @@ impl<K: GroupedProduct> Op for Block<'_, K> {
                 }
                 from = to;
             }
-            if matches!(work.epilogue, Epilogue::Gated) {
-                self.gate(s, first, last);
+            if let Epilogue::Gated(limit) = work.epilogue {
+                self.gate(s, (first, last), limit);
             }
             first = last;
         }
@@ -241,7 +241,7 @@ impl<K: GroupedProduct> Op for Block<'_, K> {
 impl<K: GroupedProduct> Block<'_, K> {
     /// Applies the gated activation to panels `first .. last`, whose sums are complete and still in a cache.
     #[inline(always)]
-    fn gate<S: Simd>(self, s: S, first: usize, last: usize) {
+    fn gate<S: Simd>(self, s: S, (first, last): (usize, usize), limit: Option<f32>) {
         let Self { work, tiles, .. } = self;
         let gates = work.kernel.shape().outputs / 2;
         for row in work.tiling.end(tiles.0)..work.tiling.end(tiles.1) {
@@ -251,7 +251,7 @@ impl<K: GroupedProduct> Block<'_, K> {
                 unsafe {
                     let (gate, up) = (work.sums(row, panel), work.sums(row, panel + 1));
                     let out = work.out.slice_mut(row * gates + column, LANES.min(gates - column));
-                    s.call(SiluMul { gate: &gate[..out.len()], up: &up[..out.len()], out });
+                    s.call(SiluMul { gate: &gate[..out.len()], up: &up[..out.len()], limit, out });
                 }
             }
         }

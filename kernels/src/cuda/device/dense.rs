@@ -82,7 +82,10 @@ impl Dense for CudaDevice {
         gate_up: GateUp<'_, Tensor, Matrix, Vector>,
         out: &mut Tensor,
     ) -> Result<(), DeviceError> {
-        let GateUp { x, norm, weight } = gate_up;
+        let GateUp { x, norm, weight, limit } = gate_up;
+        if limit.is_some() {
+            return Err(DeviceError::Unsupported("bounded activations of gate and up".to_owned()));
+        }
         let gates = weight.gates()?;
         out.written_like(x, gates)?;
         let bytes = x.capacity * weight.outputs * size_of::<f32>();

@@ -14,9 +14,9 @@ use crate::cuda::arguments::{Cast, GroupRows, RouteRows, SumExperts};
 use crate::cuda::kernels::Grid;
 use crate::cuda::memory::{DevicePointer, grown};
 use crate::cuda::sources::kernel;
-use crate::cuda::tensor::{Matrix, Tensor};
+use crate::cuda::tensor::{Matrix, Tensor, Vector};
 use crate::device::MixSizes;
-use crate::{DeviceError, Experts, MixExperts, Routing, WeightType};
+use crate::{DeviceError, ExpertChoice, Experts, MixExperts, Routing, Score, WeightType};
 
 /// Threads per block of the kernels that route rows, list pairs and sum outputs.
 const THREADS: u32 = 256;
@@ -65,11 +65,24 @@ impl Experts for CudaDevice {
 
     fn mix_experts(
         &mut self,
-        mix: MixExperts<'_, Tensor, Matrix>,
+        mix: MixExperts<'_, Tensor, Matrix, Vector>,
         out: &mut Tensor,
     ) -> Result<(), DeviceError> {
         // `buffers` is not used. Its buffers have room for one expert at a time, but here all experts compute at once.
-        let MixExperts { x, valid_rows, logits, routing, first, gate_up, down, buffers: _, layer } = mix;
+        let MixExperts {
+            x,
+            valid_rows,
+            logits,
+            routing,
+            choice,
+            limit,
+            first,
+            gate_up,
+            down,
+            buffers: _,
+            layer,
+        } = mix;
+        check_variant(routing, &choice, limit)?;
         let (rows, width, experts, top_k) = (x.live, x.width, logits.width, routing.top_k);
         let (logit_rows, held) = (logits.live, [gate_up.len(), down.len()]);
         MixSizes { rows, logit_rows, valid_rows, experts, top_k, first, held }.check()?;
@@ -98,6 +111,23 @@ impl Experts for CudaDevice {
         out.clear();
         out.extend_from_slice(self.expert_counts.collected(layer));
         Ok(())
+    }
+}
+
+/// Refuses the variants of routing and of experts that have no kernel here.
+fn check_variant(
+    routing: Routing,
+    choice: &ExpertChoice<'_, Vector>,
+    limit: Option<f32>,
+) -> Result<(), DeviceError> {
+    let refuse = |what: &str| Err(DeviceError::Unsupported(format!("mixtures of experts with {what}")));
+    match (routing, choice, limit) {
+        (Routing { score: Score::SqrtSoftplus, .. }, ..) => refuse("scores other than the softmax"),
+        (Routing { scale, .. }, ..) if scale != 1.0 => refuse("scaled weights"),
+        (_, ExpertChoice::Largest { bias: Some(_) }, _) => refuse("a bias of the choice"),
+        (_, ExpertChoice::ByToken(_), _) => refuse("experts by token"),
+        (_, _, Some(_)) => refuse("bounded activations"),
+        (_, ExpertChoice::Largest { bias: None }, None) => Ok(()),
     }
 }
 
@@ -131,7 +161,7 @@ impl CudaDevice {
 
     /// Enqueues the routing of `rows` rows by their logits, and the lists and counts of their pairs.
     fn route_rows(&self, layer: &Layer, rows: usize, logits: DevicePointer<f32>) -> Result<(), DeviceError> {
-        let Routing { top_k, renormalise } = layer.routing;
+        let Routing { top_k, renormalise, .. } = layer.routing;
         let Memory { rows: capacity, chosen, weights, counts, lists, .. } = layer.memory;
         let operands = RouteRows {
             logits,

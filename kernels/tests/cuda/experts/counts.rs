@@ -2,7 +2,7 @@
 
 use tutti_kernels::cuda::CudaDevice;
 use tutti_kernels::{
-    Device, DeviceError, Experts, MixExperts, PlanesShape, Routing, StepResults, WeightType,
+    Device, DeviceError, ExpertChoice, Experts, MixExperts, PlanesShape, Routing, StepResults, WeightType,
 };
 
 use super::{LAYER, Logits, Mixture, buffers, counts};
@@ -24,7 +24,20 @@ fn counts_are_those_of_the_collected_steps() {
         for layer in [LAYER, LAYER + 2] {
             let (x, valid_rows, logits, first) = (&x, 2, &logits, 1);
             let (routing, gate_up, down, buffers) = (case.routing, &gate_up[..], &down[..], &mut buffers);
-            let mix = MixExperts { x, valid_rows, logits, routing, first, gate_up, down, buffers, layer };
+            let choice = ExpertChoice::Largest { bias: None };
+            let mix = MixExperts {
+                x,
+                valid_rows,
+                logits,
+                routing,
+                first,
+                gate_up,
+                down,
+                choice,
+                limit: None,
+                buffers,
+                layer,
+            };
             gpu.mix_experts(mix, &mut out).unwrap();
         }
         (gpu.end_step().unwrap(), logits)
@@ -64,7 +77,20 @@ fn memory_of_experts_is_final_after_one_step() {
         let (x, logits, buffers) = (&x, &logits, &mut buffers);
         let (routing, first, layer) = (case(1, Logits::Random).routing, 0, LAYER);
         let (gate_up, down) = (&gate_up[..], &down[..]);
-        let mix = MixExperts { x, valid_rows, logits, routing, first, gate_up, down, buffers, layer };
+        let choice = ExpertChoice::Largest { bias: None };
+        let mix = MixExperts {
+            x,
+            valid_rows,
+            logits,
+            routing,
+            first,
+            gate_up,
+            down,
+            choice,
+            limit: None,
+            buffers,
+            layer,
+        };
         gpu.mix_experts(mix, &mut out).unwrap();
         gpu.step_bytes()
     });
@@ -82,9 +108,21 @@ fn operands_of_experts_that_do_not_fit_are_refused() {
     let x = tensor(&mut gpu, 24, &[1.0; 2 * 24]);
     let logits = [2, 3].map(|rows| tensor(&mut gpu, 4, &vec![1.0; rows * 4]));
     let mut refusal = |logits, valid_rows, top_k, first, gate_up, down| {
-        let (routing, buffers) = (Routing { top_k, renormalise: true }, &mut buffers);
-        let mix =
-            MixExperts { x: &x, valid_rows, logits, routing, first, gate_up, down, buffers, layer: LAYER };
+        let (routing, buffers) = (Routing { renormalise: true, ..Routing::softmax(top_k) }, &mut buffers);
+        let choice = ExpertChoice::Largest { bias: None };
+        let mix = MixExperts {
+            x: &x,
+            valid_rows,
+            logits,
+            routing,
+            first,
+            gate_up,
+            down,
+            choice,
+            limit: None,
+            buffers,
+            layer: LAYER,
+        };
         match gpu.mix_experts(mix, &mut out) {
             Err(error @ (DeviceError::Misuse(_) | DeviceError::Unsupported(_))) => error.to_string(),
             other => panic!("{other:?}"),

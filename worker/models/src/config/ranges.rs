@@ -132,6 +132,45 @@ pub(crate) const LINEAR_VALUE_HEAD_DIM: Key<usize> = Key::size("linear_value_hea
 pub(crate) const LINEAR_NUM_KEY_HEADS: Key<usize> = Key::size("linear_num_key_heads", MAX_HEADS);
 pub(crate) const LINEAR_NUM_VALUE_HEADS: Key<usize> = Key::size("linear_num_value_heads", MAX_HEADS);
 
+// Keys of windows with compressed entries, and of hyper-connections.
+/// Maximum number of streams of hyper-connections.
+const MAX_STREAMS: usize = 8;
+/// Maximum number of times that the columns of a combination of streams are divided by their sums.
+const MAX_ITERATIONS: usize = 1024;
+/// Maximum number of tokens per compressed entry.
+const MAX_RATIO: usize = 1 << 16;
+pub(crate) const COMPRESS_RATIOS: Key<Vec<usize>> =
+    Key::integers("compress_ratios", Entries::AtMost(2 * MAX_LAYERS), MAX_RATIO);
+/// Name of the object that holds the number of tokens per entry of each type of layer.
+pub(crate) const COMPRESS_RATES: &str = "compress_rates";
+pub(crate) const COMPRESSED_SPARSE: Key<usize> = Key::size("compressed_sparse_attention", MAX_RATIO);
+pub(crate) const HEAVILY_COMPRESSED: Key<usize> = Key::size("heavily_compressed_attention", MAX_RATIO);
+pub(crate) const COMPRESS_RATE_CSA: Key<usize> = Key::size("compress_rate_csa", MAX_RATIO);
+pub(crate) const COMPRESS_RATE_HCA: Key<usize> = Key::size("compress_rate_hca", MAX_RATIO);
+pub(crate) const COMPRESS_ROPE_THETA: Key<f64> = Key::number("compress_rope_theta", Above(1.0), MAX_THETA);
+pub(crate) const QK_ROPE_HEAD_DIM: Key<usize> = Key::size("qk_rope_head_dim", MAX_HEAD_DIM);
+pub(crate) const Q_LORA_RANK: Key<usize> = Key::size("q_lora_rank", MAX_WIDTH);
+pub(crate) const O_GROUPS: Key<usize> = Key::size("o_groups", MAX_HEADS);
+pub(crate) const O_LORA_RANK: Key<usize> = Key::size("o_lora_rank", MAX_WIDTH);
+pub(crate) const INDEX_N_HEADS: Key<usize> = Key::size("index_n_heads", MAX_HEADS);
+pub(crate) const INDEX_HEAD_DIM: Key<usize> = Key::size("index_head_dim", MAX_HEAD_DIM);
+pub(crate) const INDEX_TOPK: Key<usize> = Key::size("index_topk", MAX_CONTEXT);
+pub(crate) const HC_MULT: Key<usize> = Key::size("hc_mult", MAX_STREAMS);
+pub(crate) const HC_SINKHORN_ITERS: Key<usize> = Key::size("hc_sinkhorn_iters", MAX_ITERATIONS);
+pub(crate) const HC_EPS: Key<f64> = Key::number("hc_eps", AtLeast(0.0), 1.0);
+/// A window of at least one token.
+pub(crate) const WINDOW: Key<usize> = Key::size("sliding_window", MAX_CONTEXT);
+
+// Keys of experts of models whose first layers choose experts by the token alone.
+pub(crate) const N_ROUTED_EXPERTS: Key<usize> = Key::size("n_routed_experts", MAX_EXPERTS);
+pub(crate) const N_SHARED_EXPERTS: Key<usize> = Key::exactly("n_shared_experts", 1);
+pub(crate) const NUM_HASH_LAYERS: Key<usize> = Key::count("num_hash_layers", MAX_LAYERS);
+pub(crate) const MLP_LAYER_TYPES: Key<Vec<String>> = Key::texts("mlp_layer_types", MAX_LAYERS);
+pub(crate) const SCORING_FUNC: Key<String> = Key::choice("scoring_func", &["sqrtsoftplus"]);
+pub(crate) const ROUTED_SCALING_FACTOR: Key<f64> =
+    Key::number("routed_scaling_factor", Above(0.0), MAX_FACTOR);
+pub(crate) const SWIGLU_LIMIT: Key<f64> = Key::number("swiglu_limit", Above(0.0), MAX_FACTOR);
+
 // Keys of rotary position embedding.
 pub(crate) const ROPE_SCALING: &str = "rope_scaling";
 pub(crate) const ROPE_PARAMETERS: &str = "rope_parameters";

@@ -56,7 +56,7 @@ impl EndSpecs {
     }
 
     fn embedding_name(shape: &TextShape) -> String {
-        format!("{}embed_tokens.weight", shape.prefix)
+        format!("{}{}", shape.prefix, shape.embedding)
     }
 
     fn named(shape: &TextShape, embedding: String, tied: bool) -> Self {

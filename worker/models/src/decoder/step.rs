@@ -38,6 +38,11 @@ impl<D: DecoderDevice> LayerStep<'_, D> {
         self.device.all_reduce_add(partial, self.hidden)
     }
 
+    /// Replaces this rank's part of a sublayer's output by the sum over the ranks.
+    pub fn sum(&mut self, output: &mut D::Tensor) -> Result<(), DeviceError> {
+        if self.device.group_rank().is_alone() { Ok(()) } else { self.device.all_reduce(output) }
+    }
+
     /// Adds a computed output of a sublayer to the residual stream. If the group has several ranks, `output` is this
     /// rank's part of the output, and is replaced by the sum over the ranks.
     pub fn add_sum(&mut self, output: &mut D::Tensor) -> Result<(), DeviceError> {

@@ -16,6 +16,7 @@ use crate::{
     audio::AudioConfig,
     config::{ConfigFile, keys::Keys, ranges, text::TextConfig},
     decoder::TextShape,
+    deepseek_v4,
     experts::ExpertLayout,
     llama, qwen3_5,
     vision::VisionConfig,
@@ -78,8 +79,43 @@ pub(crate) fn samples(family: &Family) -> Vec<Value> {
             };
             of_text.into_iter().map(nested).collect()
         }
+        Variant::DeepseekV4 => deepseek_v4_samples(family),
         _ => all,
     }
+}
+
+/// Returns a config in each spelling of the keys: the published one, and that of transformers.
+fn deepseek_v4_samples(family: &Family) -> Vec<Value> {
+    let keys = json!({
+        "architectures": [family.architecture], "vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 5,
+        "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 32, "q_lora_rank": 48, "o_groups": 2,
+        "o_lora_rank": 24, "max_position_embeddings": 4096, "sliding_window": 16, "index_n_heads": 2,
+        "index_head_dim": 24, "index_topk": 8, "n_routed_experts": 8, "num_experts_per_tok": 3,
+        "n_shared_experts": 1, "moe_intermediate_size": 40, "routed_scaling_factor": 1.5, "swiglu_limit": 0.7,
+        "hc_mult": 4,
+    });
+    let with = |changes: Value| {
+        let mut all = keys.clone();
+        if let (Some(all), Value::Object(changes)) = (all.as_object_mut(), changes) {
+            all.extend(changes);
+        }
+        all
+    };
+    let yarn = json!({"type": "yarn", "factor": 16.0, "original_max_position_embeddings": 64});
+    let set = json!({"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5});
+    let (sliding, sparse, heavy) =
+        ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention");
+    vec![
+        with(json!({
+            "compress_ratios": [0, 4, 128, 4, 128, 0], "num_hash_layers": 2, "qk_rope_head_dim": 16,
+            "rope_theta": 1e4, "compress_rope_theta": 1.6e5, "rope_scaling": yarn,
+        })),
+        with(json!({
+            "layer_types": [sliding, sparse, heavy, sparse, heavy],
+            "mlp_layer_types": ["hash_moe", "hash_moe", "moe", "moe", "moe"],
+            "compress_rates": {sparse: 4, heavy: 128}, "rope_parameters": {"main": set, "compress": set},
+        })),
+    ]
 }
 
 /// Reads `file` as the config of a family, and declares the tensors of the first and the last layer for some ranks.
@@ -98,6 +134,7 @@ pub(crate) fn examine(family: &Family, file: &ConfigFile, dir: &Path) -> Result<
             encoders(&file.keys(), &config.text, qwen3_5::ENCODERS.features)?;
             declare(config, dir)
         }
+        Variant::DeepseekV4 => declare(deepseek_v4::Config::parse(file)?, dir),
         #[cfg(feature = "media-test-model")]
         Variant::MediaTest => declare(media_test::parse(file)?.0, dir),
         #[cfg(feature = "hybrid-test-model")]

@@ -260,7 +260,9 @@ fn the_docs_say_of_every_family_where_it_is() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(&source);
         assert!(path.is_file(), "{source} is no file");
     }
-    let served = |family: &&Family| matches!(family.variant, Variant::Llama(_) | Variant::Qwen35(_));
+    let served = |family: &&Family| {
+        matches!(family.variant, Variant::Llama(_) | Variant::Qwen35(_) | Variant::DeepseekV4)
+    };
     let served = FAMILIES.iter().filter(served).map(|family| family.architecture).collect();
     assert_eq!(architectures(&rows("operations.md")), served);
 }
@@ -309,6 +311,13 @@ fn the_largest_published_shapes_are_within_the_limits() {
                "num_experts_per_tok": 10, "moe_intermediate_size": 1024, "shared_expert_intermediate_size": 1024,
                "linear_num_key_heads": 16, "linear_num_value_heads": 64, "vocab_size": 248_320,
                "max_position_embeddings": 262_144}),
+        // DeepSeek-V4 Pro.
+        json!({"architectures": ["DeepseekV4ForCausalLM"], "hidden_size": 7168, "num_hidden_layers": 61,
+               "num_attention_heads": 128, "num_key_value_heads": 1, "head_dim": 512, "qk_rope_head_dim": 64,
+               "q_lora_rank": 1536, "o_groups": 16, "o_lora_rank": 1024, "n_routed_experts": 384,
+               "num_experts_per_tok": 6, "moe_intermediate_size": 3072, "routed_scaling_factor": 2.5,
+               "vocab_size": 129_280, "max_position_embeddings": 1_048_576, "rope_theta": 1e4,
+               "rope_scaling": {"type": "yarn", "factor": 16, "original_max_position_embeddings": 65_536}}),
     ] {
         let file = ConfigFile::of_value(config);
         examine(Family::of(&file).unwrap(), &file, dir.path()).unwrap();

@@ -64,13 +64,18 @@ impl<'a> RopeKeys<'a> {
             theta: parameters.theta.or(self.theta).unwrap_or(defaults.theta),
             rotated: parameters.rotated.or(self.rotated).unwrap_or(defaults.rotated),
             scaling: match parameters.kind.as_deref() {
-                Some("yarn") => Scaling::Yarn(parameters.yarn(max_context)?),
+                Some("yarn") => Scaling::Yarn(parameters.yarn(max_context, defaults.attention_factor)?),
                 Some("llama3") => Scaling::Llama3(parameters.llama3(max_context)?),
                 Some("divisors") => Scaling::Divisors(parameters.divisors()?),
                 _ => Scaling::None,
             },
             sections: parameters.sections(),
         })
+    }
+
+    /// True if there is one set of parameters per type of layer.
+    pub fn are_named(&self) -> bool {
+        !self.sets.objects().is_empty()
     }
 
     /// Returns the set of parameters of a type of layer.
@@ -149,7 +154,7 @@ impl<'a> Parameters<'a> {
     }
 
     /// Returns the parameters of YaRN, with defaults filled in.
-    fn yarn(&self, max_context: usize) -> Result<Yarn, LoadError> {
+    fn yarn(&self, max_context: usize, attention_factor: Option<f64>) -> Result<Yarn, LoadError> {
         let original_context = self.original_context.unwrap_or(max_context) as f64;
         let factor = self.factor.unwrap_or(max_context as f64 / original_context);
         let context = factor * original_context;
@@ -164,11 +169,12 @@ impl<'a> Parameters<'a> {
         // multiplies the logarithm by `mscale`. The result multiplies both q and k, so it is folded into the cosines
         // and sines of the rotation.
         let scale = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
-        let attention_factor =
-            self.attention_factor.unwrap_or_else(|| match (self.mscale, self.mscale_all_dim) {
+        let attention_factor = self.attention_factor.or(attention_factor).unwrap_or_else(|| {
+            match (self.mscale, self.mscale_all_dim) {
                 (Some(m), Some(all)) if m != 0.0 && all != 0.0 => scale(m) / scale(all),
                 _ => scale(1.0),
-            });
+            }
+        });
         Ok(Yarn {
             factor,
             original_context,

@@ -52,7 +52,7 @@ impl Dummy {
         let deviation = match spec.role {
             Role::Norm if spec.values == Values::PlusOne => return constant(dtype, 0.0, bytes),
             Role::Norm => return constant(dtype, 1.0, bytes),
-            Role::Bias => return constant(dtype, 0.0, bytes),
+            Role::Bias | Role::Indices => return constant(dtype, 0.0, bytes),
             Role::Embedding => 1.0,
             Role::Projection => (spec.dims.columns.max(1) as f32).sqrt().recip(),
         };

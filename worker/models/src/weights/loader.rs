@@ -255,6 +255,22 @@ impl<'a, D: Device> Loader<'a, D> {
         Ok(self.device.vector(&values)?)
     }
 
+    /// Loads a table of indices below `limit`, which is replicated, as f32. Dummy weights name consecutive indices.
+    pub fn indices(&mut self, spec: &TensorSpec, limit: usize) -> Result<D::Vector, LoadError> {
+        let (count, limit) = (spec.dims.matrix_elements(), limit.max(1));
+        let values = match &self.source {
+            Source::Files(files) => files.indices(spec, limit)?,
+            Source::Dummy(_) => (0..count).map(|index| (index % limit) as f32).collect(),
+            Source::Gguf(_) => {
+                let problem = format!("{}: tables of indices in a GGUF file", spec.name);
+                return Err(DeviceError::Unsupported(problem).into());
+            }
+        };
+        self.held += (values.len() * size_of::<f32>()) as u64;
+        self.advance(&self.windows(&[spec]))?;
+        Ok(self.device.vector(&values)?)
+    }
+
     /// Reads this rank's share of tensors, row by row and end to end. Each element is converted to the value that the
     /// device holds.
     fn widened(&mut self, specs: &[&TensorSpec]) -> Result<Vec<f32>, LoadError> {

@@ -16,6 +16,7 @@ mod packed;
 use std::ops::Range;
 
 use half::{bf16, f16};
+use safetensors::tensor::Dtype;
 use tutti_kernels::{OffsetKind, QuantizedType, ScaleType, WeightType, e4m3};
 
 pub(super) use self::groups::Groups;
@@ -25,12 +26,14 @@ pub(super) use self::module::{ModuleTensors, RawTensor};
 use crate::{LoadError, config::quantisation::Scheme};
 
 /// Suffixes of the tensors by which a module shows that it is quantised, beside a `weight` of another type.
-pub(super) const MARKS: [&str; 5] =
-    ["weight_packed", "qweight", "weight_scale_inv", "weight_scale", "weight.absmax"];
+pub(super) const MARKS: [&str; 6] =
+    ["weight_packed", "qweight", "weight_scale_inv", "weight_scale", "weight.absmax", SCALE];
+/// Suffix of scales in DeepSeek-V4.
+const SCALE: &str = "scale";
 
 /// Suffixes of all tensors that a quantised module may have. Those of activations are not read, because activations are
 /// not quantised.
-pub(super) const SUFFIXES: [&str; 22] = [
+pub(super) const SUFFIXES: [&str; 23] = [
     "weight",
     "weight_packed",
     "weight_scale",
@@ -43,6 +46,7 @@ pub(super) const SUFFIXES: [&str; 22] = [
     "qweight",
     "qzeros",
     "scales",
+    SCALE,
     "g_idx",
     "weight.absmax",
     "weight.quant_map",
@@ -152,9 +156,19 @@ pub(super) struct Checked<'a> {
     pub codes: &'a str,
 }
 
-/// Checks the presence, the types and the shapes of a module's tensors.
-pub(super) fn check<'a>(scheme: Scheme, parts: &ModuleTensors<'a>) -> Result<Checked<'a>, LoadError> {
+/// Checks the presence, the types and the shapes of a module's tensors. `mark` is the one of [`MARKS`] that the module
+/// has.
+pub(super) fn check<'a>(
+    scheme: Scheme,
+    mark: &str,
+    parts: &ModuleTensors<'a>,
+) -> Result<Checked<'a>, LoadError> {
     match scheme {
+        // The config names one scheme for all matrices, and the type of a matrix tells if it has the other one.
+        Scheme::Float8 { .. } if mark == SCALE && parts.holds("weight", Dtype::I8) => {
+            fp4::Fp4::check_pairs(parts)
+        }
+        Scheme::Float8 { scales, .. } if mark == SCALE => float8::Float8::check(parts, SCALE, scales),
         Scheme::Float8 { scale, scales } => float8::Float8::check(parts, scale, scales),
         Scheme::Int8 { scales, symmetric } => int8::Int8::check(parts, scales, symmetric),
         Scheme::Packed { bits, scales, symmetric } => packed::Packed::check(parts, bits, scales, symmetric),

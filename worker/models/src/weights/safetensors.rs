@@ -14,7 +14,7 @@ use tutti_kernels::{HostMatrix, WeightType, collective::GroupRank};
 use tutti_runtime::checkpoint::contents;
 
 use super::{
-    Dims, ShardRange, TensorSpec, Window,
+    Dims, Role, ShardRange, TensorSpec, Window,
     header::Header,
     quantised::{self, Checked, ModuleTensors, RawTensor},
     read_ahead::Extent,
@@ -45,6 +45,8 @@ pub(crate) struct SafetensorsDir {
 pub(super) enum Stored<'a> {
     /// Elements of this type.
     Plain(WeightType),
+    /// Integers of 64 bits, which the device holds as floats.
+    Indices,
     /// A quantised matrix, whose elements the device holds in this type.
     Quantised(Checked<'a>, WeightType),
 }
@@ -154,6 +156,7 @@ impl SafetensorsDir {
     pub fn check(&self, spec: &TensorSpec) -> Result<WeightType, LoadError> {
         Ok(match self.stored(spec)? {
             Stored::Plain(dtype) | Stored::Quantised(_, dtype) => dtype,
+            Stored::Indices => WeightType::F32,
         })
     }
 
@@ -196,6 +199,8 @@ impl SafetensorsDir {
             return Err(fault(format!("has shape {found:?}, but config.json asks for {expected:?}")));
         }
         match info.dtype {
+            Dtype::I64 if spec.role == Role::Indices => Ok(Stored::Indices),
+            other if spec.role == Role::Indices => Err(fault(format!("is of type {other}; supported: I64"))),
             Dtype::F32 => Ok(Stored::Plain(WeightType::F32)),
             Dtype::F16 => Ok(Stored::Plain(WeightType::F16)),
             Dtype::BF16 => Ok(Stored::Plain(WeightType::Bf16)),
@@ -210,8 +215,8 @@ impl SafetensorsDir {
             return Ok(None);
         };
         let Dims { matrices: 1, rows, columns, transposed: false, .. } = spec.dims else { return Ok(None) };
-        let marks = |mark: &&str| self.name_in_files(&format!("{module}.{mark}"));
-        let Some(mark) = quantised::MARKS.iter().find_map(marks) else { return Ok(None) };
+        let marks = |kind: &&'static str| Some((*kind, self.name_in_files(&format!("{module}.{kind}"))?));
+        let Some((kind, mark)) = quantised::MARKS.iter().find_map(marks) else { return Ok(None) };
         let fault = |problem: String| {
             let path = self.files[self.file_of[mark]].path.clone();
             LoadError::Tensor { path, name: mark.into(), problem }
@@ -224,7 +229,7 @@ impl SafetensorsDir {
         })?;
         let find = Box::new(|name: &str| self.raw(name));
         let parts = ModuleTensors { module: in_files, dir: &self.dir, rows, columns, find };
-        Ok(Some(Stored::Quantised(quantised::check(scheme, &parts)?, quantisation.dtype)))
+        Ok(Some(Stored::Quantised(quantised::check(scheme, kind, &parts)?, quantisation.dtype)))
     }
 
     /// Returns a tensor in its stored type.
@@ -258,11 +263,37 @@ impl SafetensorsDir {
         Ok(window.view(&file.map[file.extent(name)], dtype))
     }
 
+    /// Reads a table of indices as floats. Refuses an index that is not below `limit`, and one that occurs twice in a row.
+    pub fn indices(&self, spec: &TensorSpec, limit: usize) -> Result<Vec<f32>, LoadError> {
+        let Dims { rows, columns, .. } = spec.dims;
+        self.stored(spec)?;
+        let (file, name) = self.find(spec)?;
+        let fault =
+            |problem: String| LoadError::Tensor { path: file.path.clone(), name: name.into(), problem };
+        let mut values = Vec::with_capacity(rows * columns);
+        let words = file.map[file.extent(name)].as_chunks::<8>().0;
+        for (index, row) in words.chunks_exact(columns.max(1)).enumerate() {
+            let first = values.len();
+            for word in row {
+                let number = i64::from_le_bytes(*word);
+                if !(0..limit as i64).contains(&number) {
+                    return Err(fault(format!("has the index {number} in row {index}, of {limit}")));
+                }
+                if values[first..].contains(&(number as f32)) {
+                    return Err(fault(format!("has the index {number} twice in row {index}")));
+                }
+                values.push(number as f32);
+            }
+        }
+        Ok(values)
+    }
+
     /// Returns the range of the file's bytes from a window's first element to its last. For a quantised matrix, these
     /// are the bytes of its codes.
     pub fn extent(&self, spec: &TensorSpec, window: &Window) -> Result<Extent, LoadError> {
         let size = match self.stored(spec)? {
             Stored::Plain(dtype) => dtype.bytes(),
+            Stored::Indices => size_of::<i64>(),
             Stored::Quantised(Checked { layout, codes }, _) => {
                 let file = &self.files[self.file_of[codes]];
                 let (start, bytes) = (file.extent(codes).start, layout.extent(window.rows.clone()));

@@ -61,7 +61,7 @@ impl Source {
         Ok(match self {
             Self::Files(files) => match files.stored(spec)? {
                 Stored::Quantised(Checked { layout, .. }, _) => Some(layout),
-                Stored::Plain(_) => None,
+                Stored::Plain(_) | Stored::Indices => None,
             },
             Self::Gguf(file) => file.blocks(spec)?.map(|blocks| Box::new(blocks) as Box<dyn Layout>),
             Self::Dummy(_) => None,

@@ -89,7 +89,10 @@ fn gated(device: &mut CpuDevice, matrix: &Weights, width: usize) -> Vec<f32> {
     let (mut x, mut out) = (device.tensor(1, HIDDEN).unwrap(), device.tensor(1, width).unwrap());
     device.upload(&[0.5, -1.0, 2.0, 0.25, 1.5, -0.75, 1.0, -2.0], &mut x).unwrap();
     device
-        .gate_up(GateUp { x: &x, norm: Some(Norm { weight: &norm, eps: 1e-6 }), weight: matrix }, &mut out)
+        .gate_up(
+            GateUp { x: &x, norm: Some(Norm { weight: &norm, eps: 1e-6 }), weight: matrix, limit: None },
+            &mut out,
+        )
         .unwrap();
     let mut values = Vec::new();
     device.download(&out, &mut values).unwrap();

@@ -64,6 +64,21 @@ pub fn families() -> Vec<(&'static str, Value)> {
     ]
 }
 
+/// Returns the config of a DeepSeek-V4 with layers of all kinds. Both kinds of entries close within a short prompt. Four
+/// ranks can divide it.
+pub fn deepseek_v4() -> (&'static str, Value) {
+    let config = json!({
+        "architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4", "num_key_value_heads": 1,
+        "head_dim": 24, "qk_rope_head_dim": 8, "q_lora_rank": 20, "o_groups": 4, "o_lora_rank": 12,
+        "sliding_window": 16, "num_hidden_layers": 4, "compress_ratios": [0, 4, 128, 4, 0],
+        "compress_rates": {"heavily_compressed_attention": 16}, "index_n_heads": 3, "index_head_dim": 16,
+        "index_topk": 2, "num_hash_layers": 2, "n_routed_experts": 8, "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24, "rope_theta": 1e4,
+        "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    });
+    ("deepseek-v4", config)
+}
+
 fn merge(config: &mut Value, changes: Value) {
     let (Some(config), Value::Object(changes)) = (config.as_object_mut(), changes) else { return };
     config.extend(changes);

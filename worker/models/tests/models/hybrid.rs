@@ -2,8 +2,8 @@
 //! chunks, other requests in the batch, padding, preemption, a restored prefix, and a hand-over to another worker.
 
 use crate::common::{
-    Bits, Media, Request, bits, generate, group::of_ranks, loaded, prompt, requests, step, step_with,
-    write_config,
+    Bits, Media, Request, bits, families, generate, group::of_ranks, loaded, prompt, requests, step,
+    step_with, write_config,
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -45,6 +45,11 @@ fn qwen3_5(architecture: &str) -> serde_json::Value {
     })
 }
 
+/// Returns a DeepSeek-V4 with layers of all kinds.
+fn entries() -> TempDir {
+    families::checkpoint(&families::deepseek_v4().1, json!({"vocab_size": 96}))
+}
+
 fn checkpoint(config: &serde_json::Value) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     write_config(dir.path(), config);
@@ -57,6 +62,7 @@ macro_rules! on_each_model {
         mod of_recurrences { $(#[test] fn $test() { super::$test(&super::recurrence()); })* }
         mod of_delta_nets { $(#[test] fn $test() { super::$test(&super::delta_net()); })* }
         mod of_delta_nets_and_experts { $(#[test] fn $test() { super::$test(&super::experts()); })* }
+        mod of_windows_with_entries { $(#[test] fn $test() { super::$test(&super::entries()); })* }
     };
 }
 

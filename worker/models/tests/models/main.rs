@@ -20,6 +20,7 @@ mod media;
 mod padding;
 mod pages;
 mod paths;
+mod published_v4;
 mod ranks;
 mod slicings;
 

@@ -160,6 +160,14 @@ fn qwen3_5_moe_text() {
     agrees_with_experts("qwen3_5_moe_text");
 }
 
+/// Two groups of heads are the most that ranks can divide.
+#[test]
+fn deepseek_v4() {
+    for model in ["deepseek_v4", "v4_sliding", "v4_hca", "v4_csa_all", "v4_hash"] {
+        agrees_on(model, &[(1, false), (2, false), (2, true)]);
+    }
+}
+
 #[test]
 fn qwen3_vl() {
     agrees("qwen3_vl");

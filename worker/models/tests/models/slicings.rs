@@ -4,7 +4,7 @@
 
 use crate::common::{
     PAGE_TOKENS, PAGES, SLOTS,
-    families::{checkpoint, families},
+    families::{checkpoint, deepseek_v4, families},
     loaded_as, prompt,
 };
 use serde_json::json;
@@ -261,7 +261,7 @@ fn slicings_change_no_bit(what: &str, model: &mut dyn Model, seeds: u32) {
 
 #[test]
 fn of_each_family_in_f32() {
-    for (family, config) in families() {
+    for (family, config) in families().into_iter().chain([deepseek_v4()]) {
         let dir = checkpoint(&config, json!({}));
         slicings_change_no_bit(family, &mut *loaded_as(dir.path(), Dummy, Quantize::None), 4);
     }
@@ -269,7 +269,7 @@ fn of_each_family_in_f32() {
 
 #[test]
 fn of_each_family_in_bf16_and_int8() {
-    for (family, config) in families() {
+    for (family, config) in families().into_iter().chain([deepseek_v4()]) {
         let dir = checkpoint(&config, json!({"torch_dtype": "bfloat16"}));
         for quantize in [Quantize::None, Quantize::Int8] {
             let what = format!("{family}, {quantize:?}");

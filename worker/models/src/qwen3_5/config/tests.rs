@@ -136,10 +136,12 @@ fn experts_are_those_of_the_architecture() {
     let parse = |changes| parse_as(&MOE, &changes);
     let config = parse(json!({"intermediate_size": null, "norm_topk_prob": false})).unwrap();
     let shape = ExpertShape {
+        names: config.experts.as_ref().unwrap().names,
         hidden_size: 64,
         intermediate_size: 512,
         experts: 256,
-        routing: Routing { top_k: 8, renormalise: true },
+        routing: Routing { renormalise: true, ..Routing::softmax(8) },
+        limit: None,
         division: Division::Width,
     };
     assert_eq!((config.experts, config.intermediate_size), (Some(shape), 512));

@@ -39,7 +39,8 @@ impl<'a> ScaleGrid<'a> {
             Scales::Channel => &[&grid, &grid[..1]],
             Scales::Group(_) | Scales::Block(_) => &[&grid],
         };
-        let scale = tensors.need(name, &FLOATS, shapes)?;
+        let [f32, f16, bf16] = FLOATS;
+        let scale = tensors.need(name, &[f32, f16, bf16, Dtype::F8_E8M0], shapes)?;
         Ok(Self { scale, block, per_row: grid[1] })
     }
 

@@ -29,7 +29,12 @@ enum Kind {
 
 impl<'a> Fp4<'a> {
     pub fn check_mx(tensors: &ModuleTensors<'a>) -> Result<Checked<'a>, LoadError> {
-        Self::check(tensors, "weight_packed", Dtype::U8, 32, Kind::Mx)
+        Self::check(tensors, "weight_packed", ("weight_scale", Dtype::U8), 32, Kind::Mx)
+    }
+
+    /// Checks the tensors of a module in the names of DeepSeek-V4.
+    pub fn check_pairs(tensors: &ModuleTensors<'a>) -> Result<Checked<'a>, LoadError> {
+        Self::check(tensors, "weight", ("scale", Dtype::F8_E8M0), 32, Kind::Mx)
     }
 
     pub fn check_nv(tensors: &ModuleTensors<'a>, maker: Nvfp4) -> Result<Checked<'a>, LoadError> {
@@ -38,11 +43,11 @@ impl<'a> Fp4<'a> {
         match maker {
             Nvfp4::CompressedTensors => {
                 let kind = Kind::NvOver(all("weight_global_scale")?);
-                Self::check(tensors, "weight_packed", Dtype::F8_E4M3, 16, kind)
+                Self::check(tensors, "weight_packed", ("weight_scale", Dtype::F8_E4M3), 16, kind)
             }
             Nvfp4::ModelOpt => {
                 let kind = Kind::NvTimes(all("weight_scale_2")?);
-                Self::check(tensors, "weight", Dtype::F8_E4M3, 16, kind)
+                Self::check(tensors, "weight", ("weight_scale", Dtype::F8_E4M3), 16, kind)
             }
         }
     }
@@ -50,7 +55,7 @@ impl<'a> Fp4<'a> {
     fn check(
         tensors: &ModuleTensors<'a>,
         codes: &str,
-        scale: Dtype,
+        (scale, scale_type): (&str, Dtype),
         size: usize,
         kind: Kind,
     ) -> Result<Checked<'a>, LoadError> {
@@ -60,8 +65,8 @@ impl<'a> Fp4<'a> {
             let problem = format!("has {columns} inputs, which are not a multiple of a group of {size}");
             return Err(LoadError::Tensor { path, name: format!("{}.{codes}", tensors.module), problem });
         }
-        let weight = tensors.need(codes, &[Dtype::U8], &[&[rows, columns / 2]])?;
-        let scale = tensors.need("weight_scale", &[scale], &[&[rows, columns / size]])?;
+        let weight = tensors.need(codes, &[Dtype::U8, Dtype::I8], &[&[rows, columns / 2]])?;
+        let scale = tensors.need(scale, &[scale_type], &[&[rows, columns / size]])?;
         Ok(Checked { layout: Box::new(Self { weight, scale, kind, columns }), codes: weight.name })
     }
 

@@ -6,6 +6,7 @@ use half::{bf16, f16};
 use safetensors::tensor::Dtype;
 use tutti_kernels::{ScaleType, e4m3};
 
+use super::fp4::e8m0;
 use crate::LoadError;
 
 /// A tensor of a file, in its stored type.
@@ -37,6 +38,11 @@ impl<'a> ModuleTensors<'a> {
     /// Returns the module's tensor with a suffix.
     pub fn get(&self, suffix: &str) -> Option<RawTensor<'a>> {
         (self.find)(&format!("{}.{suffix}", self.module))
+    }
+
+    /// True if the module has a tensor with this suffix and of this type.
+    pub fn holds(&self, suffix: &str, dtype: Dtype) -> bool {
+        self.get(suffix).is_some_and(|tensor| tensor.dtype == dtype)
     }
 
     /// Returns the module's tensor with a suffix. Refuses it if it is missing, of a type that is not in `dtypes`, or of
@@ -84,6 +90,7 @@ impl RawTensor<'_> {
             Dtype::F16 => f16::from_le_bytes(pair(index)).to_f32(),
             Dtype::BF16 => bf16::from_le_bytes(pair(index)).to_f32(),
             Dtype::F8_E4M3 => e4m3::value(self.bytes[index]),
+            Dtype::F8_E8M0 => e8m0(self.bytes[index]),
             _ => f32::NAN,
         }
     }
