@@ -27,8 +27,8 @@ settings! {
             steps_in_flight: usize = 1, unit "STEPS", at least 1, at most 8;
             /// Keep a running state of each request in a slot, as recurrent models do. Tokens do not depend on it.
             state: bool = false;
-            /// Number of tokens that an entry in pages stands for, as in models with compressed attention. Tokens do not
-            /// depend on it. More than 1 needs `state`. A divisor of the tokens of a page, which are 16.
+            /// Number of tokens that an entry in pages stands for, as in models with compressed attention. Tokens do
+            /// not depend on it. More than 1 needs `state`. A divisor of the tokens of a page, which are 16.
             entry_tokens: usize = 1, unit "TOKENS", at least 1, at most 16;
             /// Time from the end of a step until the host learns of it.
             late_us: u32 = 0, unit "MICROSECONDS", at most 1_000_000;

@@ -88,8 +88,8 @@ impl Step {
         self.token_ids.len()
     }
 
-    /// Returns the token ids of the first rows of a tensor with `rows` rows, of which `valid` are not padding. Refuses a
-    /// tensor that has not one row per token.
+    /// Returns the token ids of the first rows of a tensor with `rows` rows, of which `valid` are not padding. Refuses
+    /// a tensor that has not one row per token.
     pub(super) fn tokens_of_rows(&self, rows: usize, valid: usize) -> Result<&[u32], DeviceError> {
         let tokens = self.tokens();
         if (rows, valid) == (self.token_rows, tokens) {

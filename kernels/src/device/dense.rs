@@ -110,8 +110,8 @@ family! {
             gate_up: GateUp<'_, Self::Tensor, Self::Matrix, Self::Vector>,
             out: &mut Self::Tensor,
         ) => |recorder| recorder.product(gate_up.x, gate_up.weight);
-        /// Computes the product of each group's columns of `x` with the group's weight: the product with a block diagonal
-        /// matrix. `out` is `[rows, groups * outputs]`.
+        /// Computes the product of each group's columns of `x` with the group's weight: the product with a block
+        /// diagonal matrix. `out` is `[rows, groups * outputs]`.
         fn grouped_linear(
             &mut self,
             linear: GroupedLinear<'_, Self::Tensor, Self::Matrix>,

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Tokens per second of tests/bench/deepseek-v4-3-layers with random weights in transformers, the only other program known
-to run DeepSeek-V4 on a CPU. `cargo bench -p tutti-models --bench forward -- --model tests/bench/deepseek-v4-3-layers` runs
-the same shape here.
+"""Tokens per second of tests/bench/deepseek-v4-3-layers with random weights in transformers, the only other program
+known to run DeepSeek-V4 on a CPU. `cargo bench -p tutti-models --bench forward -- --model
+tests/bench/deepseek-v4-3-layers` runs the same shape here.
 
     target/venv/bin/python tests/bench/peers/deepseek_v4.py [--only decode-1,prefill-512] [--rounds 2]
 

@@ -19,8 +19,8 @@ from topologies import DISAGGREGATED, all_accepted, handovers
 
 POISONED = "memory is filled with NaN before a request gets it"
 WHOLE = ("--max-step-tokens", 2048, "--no-prefix-cache")
-# Numbers of pages of PAGE_TOKENS tokens and of requests. The pages are enough for the longest request of the reference, but not for all
-# running requests as they grow.
+# Numbers of pages of PAGE_TOKENS tokens and of requests. The pages are enough for the longest request of the reference,
+# but not for all running requests as they grow.
 SMALL_POOL, RUNNING = 36, 6
 # Number of output tokens of the requests whose worker dies, and of answers that must have begun before it dies.
 LONG_OUTPUT, BEGUN = 3500, 2

@@ -41,15 +41,16 @@ def wait_for(what, probe, seconds=STOP_S, every=0.02):
         time.sleep(every)
 
 
-# Ports below the range that the system gives to outgoing connections. A connection of a test that runs beside could take a
-# port of that range between its choice and the server's start, or while a server ends and starts again.
+# Ports below the range that the system gives to outgoing connections. A connection of a test that runs beside could
+# take a port of that range between its choice and the server's start, or while a server ends and starts again.
 PORTS = 10000
 
 
 def free_port():
     """A free TCP port that the system gives to no outgoing connection and no other test is given soon.
 
-    The tests of this machine take ports in turn: a file counts them, so that two of them that start at once never share one."""
+    The tests of this machine take ports in turn: a file counts them, so that two of them that start at once never share
+    one."""
     first, _ = map(int, pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     with open(os.path.join(tempfile.gettempdir(), "tutti-test-ports"), "a+") as counter:
         fcntl.flock(counter, fcntl.LOCK_EX)

@@ -1,5 +1,5 @@
-//! Benchmark of the vision encoder of Qwen3-VL-2B with dummy bfloat16 weights: pictures per second, and the time of each
-//! operation, compared with the machine's limits, as the benchmark `forward` shows it for text.
+//! Benchmark of the vision encoder of Qwen3-VL-2B with dummy bfloat16 weights: pictures per second, and the time of
+//! each operation, compared with the machine's limits, as the benchmark `forward` shows it for text.
 //!
 //! `cargo bench -p tutti-models --bench encoder`. `tests/bench/peers/encoder.py` runs the same shape in other programs.
 #![allow(clippy::print_stdout)] // The table is the output.

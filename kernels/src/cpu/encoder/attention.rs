@@ -212,14 +212,14 @@ impl HeadAttention<'_> {
         for (index, row) in self.queries.clone().enumerate() {
             let group = &mut packed[index / QUERIES * QUERIES * head_dim..][..QUERIES * head_dim];
             let query = &self.qkv[row * width + column..][..head_dim];
-            for (place, element) in group.iter_mut().skip(index % QUERIES).step_by(QUERIES).zip(query) {
-                *place = *element;
+            for (to, element) in group.iter_mut().skip(index % QUERIES).step_by(QUERIES).zip(query) {
+                *to = *element;
             }
         }
     }
 
-    /// Computes the scaled scores of a group of queries and `count` keys. The scores of keys that fill up the last block
-    /// are negative infinity.
+    /// Computes the scaled scores of a group of queries and `count` keys. The scores of keys that fill up the last
+    /// block are negative infinity.
     #[inline(always)]
     fn scores<S: Simd>(
         &self,

@@ -14,8 +14,8 @@ pub(in crate::cpu) enum Epilogue<'a> {
     Set(Option<&'a [f32]>),
     /// `out += x · Wᵀ (+ bias)`.
     Add(Option<&'a [f32]>),
-    /// `out = silu(x · gateᵀ) * (x · upᵀ)`, for a paired matrix (gate and up). With a bound `l`, the gate is at most `l`
-    /// and up is in `-l ..= l`.
+    /// `out = silu(x · gateᵀ) * (x · upᵀ)`, for a paired matrix (gate and up). With a bound `l`, the gate is at most
+    /// `l` and up is in `-l ..= l`.
     Gated(Option<f32>),
     /// The arg max of each row of `x · Wᵀ`. `out` is scratch memory; its contents are undefined afterwards.
     Largest(PartialArgmax<'a>),

@@ -216,8 +216,8 @@ impl Config {
     }
 }
 
-/// Returns the kind of each layer, from `layer_types` or from `compress_ratios`, which may also name the kinds of layers
-/// of a draft model behind those of the model.
+/// Returns the kind of each layer, from `layer_types` or from `compress_ratios`, which may also name the kinds of
+/// layers of a draft model behind those of the model.
 fn layers(keys: &Keys<'_>, count: usize) -> Result<Vec<LayerKind>, LoadError> {
     let (types, ratios) = (keys.get(&ranges::LAYER_TYPES)?, keys.get(&ranges::COMPRESS_RATIOS)?);
     let kinds: Result<Vec<_>, String> = match (types, ratios) {

@@ -1,7 +1,7 @@
 //! The simulated planes: digests in pages and, with the setting `state`, the digest of all tokens so far in a slot.
 //!
-//! Pages hold one digest per token or, with the setting `entry_tokens`, one per group of that many tokens: the digest at
-//! the group's last token. A slot then also holds the digest at the last token of the last whole group, because the
+//! Pages hold one digest per token or, with the setting `entry_tokens`, one per group of that many tokens: the digest
+//! at the group's last token. A slot then also holds the digest at the last token of the last whole group, because the
 //! pages lack the tokens after it.
 
 use tutti_kernels::{DeviceError, PageId, RowInputs, SlotCopy, SlotId, StepInputs};

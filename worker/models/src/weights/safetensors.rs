@@ -263,7 +263,8 @@ impl SafetensorsDir {
         Ok(window.view(&file.map[file.extent(name)], dtype))
     }
 
-    /// Reads a table of indices as floats. Refuses an index that is not below `limit`, and one that occurs twice in a row.
+    /// Reads a table of indices as floats. Refuses an index that is not below `limit`, and one that occurs twice in a
+    /// row.
     pub fn indices(&self, spec: &TensorSpec, limit: usize) -> Result<Vec<f32>, LoadError> {
         let Dims { rows, columns, .. } = spec.dims;
         self.stored(spec)?;

@@ -64,8 +64,8 @@ pub fn families() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// Returns the config of a DeepSeek-V4 with layers of all kinds. Both kinds of entries close within a short prompt. Four
-/// ranks can divide it.
+/// Returns the config of a DeepSeek-V4 with layers of all kinds. Both kinds of entries close within a short prompt.
+/// Four ranks can divide it.
 pub fn deepseek_v4() -> (&'static str, Value) {
     let config = json!({
         "architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4", "num_key_value_heads": 1,
