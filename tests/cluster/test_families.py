@@ -1,6 +1,6 @@
 """Runs conditions of tests/families: a third of them on each quantised checkpoint, so that two checkpoints have each
-condition, two on each of two models with media, and two on one model with state, so that the command does not break.
-The last two are cached prefixes that end after every block, and preempted requests that continue from snapshots. The
+condition, two on each of two models with media, and two on each of two models with state, so that the command does not
+break. The last are cached prefixes that end after every block, and preempted requests that continue from snapshots. The
 memory is filled with NaN before each request."""
 
 import random
@@ -32,13 +32,14 @@ def sampled_with_media(at):
     return names[at], rng.choice(("seed0", "seed1")), conditions[2 * at :][:2]
 
 
-def test_a_model_with_state_under_two_conditions(figure):
-    result, failures = measure("qwen3_5_moe", "seed1", ["prefixes", "snapshot"])
+@pytest.mark.parametrize("name", ("qwen3_5_moe", "deepseek_v4"))
+def test_a_model_with_state_under_two_conditions(figure, name):
+    result, failures = measure(name, "seed1", ["prefixes", "snapshot"])
     assert not failures, "\n".join(failures.values())
     assert result["poisoned"]
     cells = result["cells"]
     assert set(cells) == {"whole", "prefixes", "snapshot"} and all(cell["same_bits"] for cell in cells.values())
-    figure(f"seed1/qwen3_5_moe: {cells['prefixes']['proof']}, {cells['snapshot']['proof']}")
+    figure(f"seed1/{name}: {cells['prefixes']['proof']}, {cells['snapshot']['proof']}")
 
 
 @pytest.mark.parametrize("at", range(2))

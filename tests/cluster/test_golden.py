@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 # worker/models/tests covers all budgets.
 VARIANTS = ("llama3", "smollm", "qwen2", "mistral", "qwen3_embedding", "qwen3_moe", "qwen3_moe_nonorm")
 VARIANTS += ("qwen3_5", "qwen3_5_text_tied", "qwen3_5_moe", "qwen3_5_moe_text")
+VARIANTS += ("deepseek_v4", "v4_sliding", "v4_hca", "v4_csa_all", "v4_hash")
 BUDGETS = (8, 64, 2048)
 
 
@@ -54,7 +55,7 @@ def test_other_families_match_the_reference(start, figure, seed, model):
 
 
 @pytest.mark.parametrize("division", ((), ("--ep",)), ids=("width", "whole"))
-@pytest.mark.parametrize("model, layers", (("qwen3_moe", (0, 2)), ("qwen3_5_moe", range(5))))
+@pytest.mark.parametrize("model, layers", (("qwen3_moe", (0, 2)), ("qwen3_5_moe", range(5)), ("deepseek_v4", range(5))))
 def test_experts_divided_among_ranks_match_the_reference(start, figure, model, layers, division):
     directory = GOLDENS / "seed0" / model
     golden = load_file(directory / "goldens.safetensors")

@@ -1,12 +1,12 @@
 //! Tests mixtures of experts against matrix products of one expert at a time.
 
-use tutti_kernels::cpu::{CpuDevice, Isa, Tensor, Weights};
+use tutti_kernels::cpu::{CpuDevice, Isa, Tensor, Vector, Weights};
 use tutti_kernels::{
     Dense, Device, DeviceError, ExpertBuffers, ExpertChoice, Experts, GateUp, HostMatrix, Linear, MixExperts,
-    Quantize, Routing, WeightType,
+    Quantize, Routing, Score, WeightType,
 };
 
-use crate::support::{Random, assert_near, bits, bytes, devices, tensor};
+use crate::support::{Random, Share, assert_near, begin, bits, bytes, devices, tensor};
 
 const STORED: [(WeightType, Quantize); 4] = [
     (WeightType::F32, Quantize::None),
@@ -240,6 +240,52 @@ fn padding_chooses_no_expert_and_is_not_counted() {
     assert!(padded[valid * WIDTH..].iter().all(|x| *x == 0.0));
     before.iter_mut().for_each(|count| *count *= 2);
     assert_eq!(after, before, "the same tokens once more");
+}
+
+/// A table that names the experts with the largest scores gives the same bits as their choice by score.
+#[test]
+fn a_table_chooses_experts_by_the_token_s_id() {
+    let (x, logits) = inputs();
+    let mut device = CpuDevice::new(2, Isa::detect()).unwrap();
+    let mut layer = Layer::new(&mut device, STORED[0], &[]);
+    let routing =
+        Routing { score: Score::SqrtSoftplus, renormalise: true, scale: 1.5, ..Routing::softmax(2) };
+    let ids: Vec<u32> = (0..ROWS as u32).collect();
+    begin(&mut device, &[Share { tokens: ROWS, ..Share::default() }], &ids, &[]);
+    let largest = |row: &[f32]| {
+        let mut order: Vec<usize> = (0..EXPERTS).collect();
+        order.sort_by(|&a, &b| row[b].total_cmp(&row[a]));
+        [order[0] as f32, order[1] as f32]
+    };
+    let table: Vec<f32> = logits.chunks(EXPERTS).flat_map(largest).collect();
+    let table = device.vector(&table).unwrap();
+    let mut mix = |device: &mut CpuDevice, rows: usize, choice: ExpertChoice<'_, Vector>| {
+        let x = tensor(device, WIDTH, &x[..rows * WIDTH]);
+        let logits = tensor(device, EXPERTS, &logits[..rows * EXPERTS]);
+        let mut out = device.tensor(ROWS, WIDTH).unwrap();
+        let Layer { gate_up, down, buffers } = &mut layer;
+        let (valid_rows, limit, first, layer) = (rows, None, 0, 3);
+        let (x, logits) = (&x, &logits);
+        let mix = MixExperts {
+            x,
+            valid_rows,
+            logits,
+            routing,
+            choice,
+            limit,
+            first,
+            gate_up,
+            down,
+            buffers,
+            layer,
+        };
+        device.mix_experts(mix, &mut out).map(|()| out.values().to_vec())
+    };
+    let by_token = mix(&mut device, ROWS, ExpertChoice::ByToken(&table)).unwrap();
+    let by_score = mix(&mut device, ROWS, ExpertChoice::Largest { bias: None }).unwrap();
+    assert!(bits(&by_token) == bits(&by_score));
+    let refused = mix(&mut device, 3, ExpertChoice::ByToken(&table)).unwrap_err().to_string();
+    assert!(refused.contains("experts by token for 3 of 3 rows, of 64 tokens"), "{refused}");
 }
 
 #[test]

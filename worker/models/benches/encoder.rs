@@ -34,6 +34,9 @@ struct Args {
     /// Threads that compute [default: all cores].
     #[arg(long)]
     threads: Option<usize>,
+    /// Measure the CPU time of the only computing thread instead of wall-clock time. Needs --threads 1.
+    #[arg(long)]
+    own_time: bool,
     /// Sides of the square pictures in pixels.
     #[arg(long, value_delimiter = ',', default_values_t = [448, 1024])]
     sides: Vec<u32>,
@@ -49,7 +52,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args = Args::parse();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let (threads, isa) = (args.threads.unwrap_or(cores), Isa::detect());
-    let timing = Timing::new(Clock::Wall);
+    if args.own_time && threads != 1 {
+        return Err("--own-time measures one thread and needs --threads 1".into());
+    }
+    let clock = if args.own_time { Clock::Own } else { Clock::Wall };
+    let timing = Timing::new(clock);
     let table = timing.table.clone();
     let options = LoadOptions {
         kv_cache_dtype: KvCacheDtype::Auto,
@@ -76,9 +83,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let mut out = Vec::new();
             let clear = || std::mem::take(&mut *table.lock().unwrap_or_else(PoisonError::into_inner));
             clear();
-            let began = Clock::Wall.now();
+            let began = clock.now();
             model.encode(walk, &[EncoderItem { data: &data, grid: Some(grid) }], None, &mut out)?;
-            let time = (Clock::Wall.now() - began).as_secs_f64();
+            let time = (clock.now() - began).as_secs_f64();
             rounds.push(Round { time, limits, operations: clear() });
         }
     }
