@@ -202,9 +202,9 @@ def resumed(steps, last):
 def preempted(run, *flags):
     """Requests whose output needs more pages than a small pool has. The requests of the reference come last, so that
     these requests are preempted."""
-    if run.model.page_bytes == 0:
-        return None
     pages = -(-SMALL_POOL * PAGE_TOKENS // run.model.page_tokens)
+    if pages * run.model.page_bytes < run.model.slot_bytes:
+        return None  # the memory of one slot more or less is a larger pool than this one
     memory = (1 + 2 * RUNNING) * run.model.slot_bytes + (1 + pages) * run.model.page_bytes
     small = ("--admission", "optimistic", "--max-running-requests", RUNNING, "--kv-cache-memory", memory)
     cells = []

@@ -93,7 +93,9 @@ impl RankPlanes {
             }
         };
         let (entries, slots) = (shape.entries.clone(), shape.slots.clone());
-        let page_tokens = shape.page_tokens.unwrap_or(options.page_tokens);
+        // A model without paged planes has no pages for which the family's number would hold.
+        let is_paged = shape.kv.is_some() || !entries.is_empty();
+        let page_tokens = shape.page_tokens.filter(|_| is_paged).unwrap_or(options.page_tokens);
         Ok(Self { kv: shape.kv, entries, entry_type, slots, page_tokens, kv_type, kv_scales, group_rank })
     }
 
