@@ -1,9 +1,8 @@
 //! Tests of output that follows a constraint: the tokens are those of a request alone, whatever happens beside it.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use tutti_engine::{Engine, EngineSettings};
-use tutti_kernels::DeviceError;
 use tutti_proto::{
     cluster::v1::{self as pb, FinishReason, completion::Outcome},
     v1::constraint::Kind,
@@ -113,17 +112,8 @@ fn a_refused_forward_changes_no_token() {
         let (mut engine, probe) = probed_constrained_engine(&settings(), in_flight);
         // No mask is late for another reason.
         engine.set_mask_grace(Duration::from_secs(60));
-        let (of_model, mut pauses) = (Arc::clone(&probe), 0);
-        probe.lock().unwrap().during = Some(Box::new(move || {
-            pauses += 1;
-            if pauses % 3 == 0 {
-                let refused = DeviceError::OutOfMemory { what: "logits", wanted: 9 };
-                of_model.lock().unwrap().fail_next = Some(refused);
-            }
-        }));
+        probe.lock().unwrap().refuse_every = Some(3);
         check(&format!("{in_flight:?}"), &mut engine, &mixture());
-        // The closure holds the probe that holds it.
-        probe.lock().unwrap().during = None;
         late += engine.load().masks.unwrap().late;
     }
     assert!(late > 0, "no row ran in a later step");

@@ -53,6 +53,10 @@ pub struct Probe {
     /// Largest number of forwards that were in flight together.
     pub most_in_flight: usize,
     pub fail_next: Option<DeviceError>,
+    /// Period of refused forwards, among those of several rows.
+    pub refuse_every: Option<usize>,
+    /// Number of forwards of several rows.
+    pub shared: usize,
     /// Token id. A forward that contains this token is refused.
     pub poison: Option<u32>,
     /// A sampling that fails: the seed of its request, and the position of its token.
@@ -299,6 +303,11 @@ impl Model for Hashing {
         let mut probe = self.probe.lock().unwrap();
         if let Some(error) = probe.fail_next.take() {
             return Err(error);
+        }
+        probe.shared += usize::from(inputs.rows.len() > 1);
+        if inputs.rows.len() > 1 && probe.refuse_every.is_some_and(|every| probe.shared.is_multiple_of(every))
+        {
+            return Err(DeviceError::OutOfMemory { what: "logits", wanted: 9 });
         }
         let known = |row: &tutti_kernels::RowInputs<'_>| {
             row.first_token + usize::from(row.continues)..row.first_token + row.tokens

@@ -141,7 +141,9 @@ impl Stateful {
         };
         let alone = one_by_one(self.engine(&settings, 65));
         if let Self::Sim { .. } = self {
-            let dense = sim(&SimSettings { state: false, steps_in_flight: 1, ..self.sim_settings() });
+            let dense =
+                SimSettings { state: false, entry_tokens: 1, steps_in_flight: 1, ..self.sim_settings() };
+            let dense = sim(&dense);
             assert!(!dense.declaration().has_slots());
             assert_eq!(one_by_one(engine_of(dense, &settings, 65)).results, alone.results);
         }
