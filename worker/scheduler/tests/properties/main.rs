@@ -299,6 +299,8 @@ impl<'a> Simulation<'a> {
         // The bound counts the request's own `PATIENCE` and, for each other request, a step of its own and `PATIENCE`
         // steps in between. The factor is 2 because the two partitions take turns.
         let most = 2 * (PATIENCE as usize + 1) * config.settings.running_limit();
+        // Beside decodes of another share, one step in eight has no prefill (`pace.rs`), so a prefill waits for longer.
+        let most = most + most.div_ceil(7);
         // The first request in order waits for a page only until the last one in order has no row in flight and is
         // preempted. So the bound does not depend on the lengths of the outputs.
         let most_led = 2 * (config.steps_in_flight + PATIENCE as usize);
