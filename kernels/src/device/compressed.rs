@@ -203,8 +203,8 @@ family! {
             => |recorder| recorder.by_token();
         /// Computes the attention of each token over its window, its visible entries and the heads' sinks, in one
         /// softmax. A query at position p sees the tokens at positions `max(0, p + 1 - window) ..= p`, and entry w if
-        /// and only if `w < (p + 1) / ratio`, rounded down. A token's own step has the keys that [`store_window`]
-        /// (Self::store_window) has not stored yet; they are rounded to the type of the ring. `out` is
+        /// and only if `w < (p + 1) / ratio`, rounded down. Keys of the step itself, which
+        /// [`store_window`](Self::store_window) has not stored yet, are rounded to the type of the ring. `out` is
         /// `[tokens, heads * head_dim]`.
         fn window_attention(
             &mut self,
