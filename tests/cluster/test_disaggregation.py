@@ -40,7 +40,7 @@ def listening_on_tcp(pid):
     return own & listening
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", (*MODELS, "deepseek_v4", "v4_sliding"))
 def test_disaggregated_is_bit_identical_to_colocated(start, figure, model):
     directory = GOLDENS / "seed0" / model
     golden = load_file(directory / "goldens.safetensors")

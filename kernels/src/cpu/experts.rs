@@ -65,6 +65,7 @@ impl Router<'_> {
     /// Chooses `choices.len()` experts for a row, and computes their weights. `logits` are those of the row.
     fn choose(&self, row: usize, logits: &[f32], choices: &mut [Choice]) {
         let Routing { score, renormalise, scale, .. } = self.routing;
+        let scores = Scores::of(logits, score);
         match (self.choice, score) {
             (RowChoice::ByToken { .. }, _) => {
                 let listed = self.listed(row).unwrap_or_default();
@@ -77,12 +78,10 @@ impl Router<'_> {
                 largest(|expert| logits[expert], logits.len(), choices)
             }
             (RowChoice::Largest(bias), _) => {
-                let scores = Scores::of(logits, score);
                 let term = |expert: usize| bias.map_or(0.0, |bias| bias[expert]);
                 largest(|expert| scores.of_logit(logits[expert]) + term(expert), logits.len(), choices);
             }
         }
-        let scores = Scores::of(logits, score);
         for choice in &mut *choices {
             choice.weight = scores.of_logit(logits[choice.expert as usize]);
         }

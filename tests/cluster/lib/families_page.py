@@ -37,7 +37,7 @@ WITH_MEDIA = {
     f"qwen3_5_moe{MEDIA}": "Qwen3.5-MoE",
     f"qwen3_omni{MEDIA}": "Qwen3-Omni's thinker",
 }
-# The same of golden models with compressed entries, whose pages have more tokens.
+# Names of golden models with compressed entries, whose pages have more tokens.
 WITH_ENTRIES = {
     "deepseek_v4": "DeepSeek-V4, layers of all kinds",
     "v4_sliding": "windows alone",

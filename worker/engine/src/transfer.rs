@@ -152,8 +152,11 @@ impl Transfers {
     }
 
     /// Registers a request that holds reserved pages for another worker to fill.
-    pub fn reserved(&mut self, reserved: Reserved) {
+    pub fn reserved(&mut self, mut reserved: Reserved) {
         let key = reserved.key;
+        if !self.has_pages() {
+            reserved.known = reserved.pages.len();
+        }
         self.connector.reserve(key, UnitKind::Pages, reserved.pages.len(), reserved.known);
         self.incoming.insert(key, Incoming::new(reserved, self.units.share.share.world_size));
     }
@@ -229,6 +232,11 @@ impl Transfers {
             }
         }
         self.finish_imports(scheduler, events);
+    }
+
+    /// False for a model without paged planes, whose pages hold nothing and are not sent.
+    fn has_pages(&self) -> bool {
+        self.units.whole.bytes_of(UnitKind::Pages) > 0
     }
 
     fn has_slots(&self) -> bool {

@@ -279,17 +279,11 @@ impl<D: DecoderDevice, L: Layers<D>> Model for Decoder<D, L> {
     }
 
     fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
-        if self.page_bytes() == 0 {
-            return Ok(()); // the model has no paged plane
-        }
         let planes = self.planes.as_ref().ok_or_else(no_planes)?;
         self.device.read_pages(planes, pages, out)
     }
 
     fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
-        if self.page_bytes() == 0 && data.is_empty() {
-            return Ok(());
-        }
         let planes = self.planes.as_mut().ok_or_else(no_planes)?;
         self.device.write_pages(planes, pages, data)
     }

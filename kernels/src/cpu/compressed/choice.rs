@@ -168,7 +168,7 @@ pub(super) fn choose(
     })
 }
 
-/// A candidate: a number that is the larger the better the entry is. Of equal scores the lower index is better.
+/// A candidate: a number that is the larger the better the entry is. A lower index is better if scores are equal.
 fn candidate(score: f32, index: usize) -> u64 {
     // 0 and -0 are equal scores.
     let bits = (score + 0.0).to_bits();

@@ -127,9 +127,13 @@ impl Transfers {
         let (mut room, mut batch) = (self.connector.room(), Some(batch_bytes));
         let page_bytes =
             [Extent::Whole, Extent::Share].map(|extent| self.unit_bytes(extent, UnitKind::Pages));
+        let has_pages = self.has_pages();
         for (&key, outgoing) in &mut self.outgoing {
             let bytes = page_bytes[usize::from(outgoing.extent == Extent::Share)];
             let whole = outgoing.whole_pages(self.page_tokens);
+            if !has_pages {
+                outgoing.sent = whole;
+            }
             let in_batch = batch.map_or(0, |left| (left / bytes).max(usize::from(copies.reads.is_empty())));
             let count = whole.saturating_sub(outgoing.sent).min(room / bytes).min(in_batch);
             if count > 0 {
