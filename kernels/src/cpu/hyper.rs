@@ -7,8 +7,6 @@ use crate::cpu::simd::{LANES, Op, Simd};
 use crate::cpu::threads::pool::ThreadPool;
 use crate::{DeviceError, HyperShape};
 
-/// Maximum number of streams, whose elements of the same indices are in registers together.
-pub(super) const MAX_STREAMS: usize = 8;
 /// Number of outputs of a projection that are computed at once.
 const OUTPUTS: usize = 4;
 
@@ -224,7 +222,7 @@ pub(super) fn combine(
 struct Combine<'a> {
     y: &'a [f32],
     mixes: &'a [f32],
-    /// Number of streams, at most [`MAX_STREAMS`].
+    /// Number of streams, at most [`HyperShape::MAX_STREAMS`].
     count: usize,
     /// `[streams, width]`.
     streams: &'a mut [f32],
@@ -240,7 +238,7 @@ impl Op for Combine<'_> {
         for (block, y) in y.chunks(LANES).enumerate() {
             let (first, end) = (block * LANES, width.min((block + 1) * LANES));
             let y = s.load_some(y, 0.0);
-            let mut old = [s.splat(0.0); MAX_STREAMS];
+            let mut old = [s.splat(0.0); HyperShape::MAX_STREAMS];
             for (old, stream) in old.iter_mut().zip(streams.chunks_exact(width)) {
                 *old = s.load_some(&stream[first..end], 0.0);
             }
@@ -269,7 +267,7 @@ pub(super) fn head(
     let out = Shared::new(out);
     pool.run(streams.len() / elements, |row, _| {
         let streams = &streams[row * elements..][..elements];
-        let mut weights = [0.0; MAX_STREAMS];
+        let mut weights = [0.0; HyperShape::MAX_STREAMS];
         let weights = &mut weights[..shape.streams];
         for (outputs, weight) in weights.chunks_mut(OUTPUTS).zip(weight.chunks(OUTPUTS * elements)) {
             path.run(Products { x: streams, weight, out: outputs });

@@ -23,6 +23,9 @@ pub struct HyperShape {
 }
 
 impl HyperShape {
+    /// Maximum number of streams, whose elements of the same indices a device holds in registers together.
+    pub const MAX_STREAMS: usize = 8;
+
     /// Number of elements of a row of streams.
     pub fn stream_elements(&self) -> usize {
         self.streams * self.width

@@ -133,6 +133,7 @@ mod walks;
 
 pub use config::{ConfigError, SchedulerConfig};
 pub use launch::{Content, GraphLaunch, GraphRole, HEAD_START, MAX_PRIORITY, MediaMark, Refusal, Segment};
+pub use pace::MEASURED_EVERY;
 pub use packing::PATIENCE;
 pub use scheduler::{Load, Scheduler, Tally};
 pub use shares::ShareId;

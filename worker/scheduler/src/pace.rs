@@ -23,7 +23,7 @@ const SLOWER: f64 = 2.5;
 /// In one of so many consecutive steps with prefill beside decodes, no share has prefill beside the decodes of another
 /// one, so that the time of the decodes alone is measured. Without such steps among the last ones, all of which are
 /// alike, the estimate would take more and more of a step's time for that of the decodes. `step_time` remembers 16.
-const MEASURED_EVERY: u32 = 8;
+pub const MEASURED_EVERY: u32 = 8;
 
 /// The target for the duration of steps with decodes, and the measurements that determine how many prefill tokens meet
 /// this target.

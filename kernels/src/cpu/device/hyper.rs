@@ -1,7 +1,7 @@
 //! Hyper-connections.
 
 use super::CpuDevice;
-use crate::cpu::hyper::{self, MAX_STREAMS, Projection};
+use crate::cpu::hyper::{self, Projection};
 use crate::cpu::memory::{Tensor, Vector};
 use crate::{DeviceError, HyperConnections, HyperShape, StreamProjection};
 
@@ -73,10 +73,11 @@ impl HyperConnections for CpuDevice {
 /// Returns an error unless there are streams, not more than the kernels hold, and iterations.
 fn check(shape: &HyperShape) -> Result<(), DeviceError> {
     let HyperShape { streams, width, iterations, .. } = *shape;
-    if streams > MAX_STREAMS {
-        return Err(DeviceError::Unsupported(format!("{streams} streams, the limit is {MAX_STREAMS}")));
+    let limit = HyperShape::MAX_STREAMS;
+    if streams > limit {
+        return Err(DeviceError::Unsupported(format!("{streams} streams, the limit is {limit}")));
     }
-    if [streams, width, iterations].contains(&0) || width.checked_mul(streams * MAX_STREAMS * 4).is_none() {
+    if [streams, width, iterations].contains(&0) || width.checked_mul(streams * limit * 4).is_none() {
         return Err(DeviceError::Misuse(format!("hyper-connections of {shape:?}")));
     }
     Ok(())

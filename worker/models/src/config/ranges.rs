@@ -3,6 +3,7 @@
 //! limits bound that memory.
 
 use serde_json::Value;
+use tutti_kernels::HyperShape;
 
 use super::{
     TokenIds,
@@ -133,8 +134,6 @@ pub(crate) const LINEAR_NUM_KEY_HEADS: Key<usize> = Key::size("linear_num_key_he
 pub(crate) const LINEAR_NUM_VALUE_HEADS: Key<usize> = Key::size("linear_num_value_heads", MAX_HEADS);
 
 // Keys of windows with compressed entries, and of hyper-connections.
-/// Maximum number of streams of hyper-connections.
-const MAX_STREAMS: usize = 8;
 /// Maximum number of times that the columns of a combination of streams are divided by their sums.
 const MAX_ITERATIONS: usize = 1024;
 /// Maximum number of tokens per compressed entry.
@@ -155,7 +154,7 @@ pub(crate) const O_LORA_RANK: Key<usize> = Key::size("o_lora_rank", MAX_WIDTH);
 pub(crate) const INDEX_N_HEADS: Key<usize> = Key::size("index_n_heads", MAX_HEADS);
 pub(crate) const INDEX_HEAD_DIM: Key<usize> = Key::size("index_head_dim", MAX_HEAD_DIM);
 pub(crate) const INDEX_TOPK: Key<usize> = Key::size("index_topk", MAX_CONTEXT);
-pub(crate) const HC_MULT: Key<usize> = Key::size("hc_mult", MAX_STREAMS);
+pub(crate) const HC_MULT: Key<usize> = Key::size("hc_mult", HyperShape::MAX_STREAMS);
 pub(crate) const HC_SINKHORN_ITERS: Key<usize> = Key::size("hc_sinkhorn_iters", MAX_ITERATIONS);
 pub(crate) const HC_EPS: Key<f64> = Key::number("hc_eps", AtLeast(0.0), 1.0);
 /// A window of at least one token.

@@ -33,7 +33,8 @@ use slots::Slots;
 use traces::{Seen, Traces};
 use tutti_proto::GraphKey;
 use tutti_scheduler::{
-    HEAD_START, NotSampled, Outcome, PATIENCE, Row, RowOutcome, Scheduler, StepPlan, Terminality, Turn,
+    HEAD_START, MEASURED_EVERY, NotSampled, Outcome, PATIENCE, Row, RowOutcome, Scheduler, StepPlan,
+    Terminality, Turn,
 };
 use tutti_settings::{Admission, Chunking, PrefillSharing};
 
@@ -299,8 +300,8 @@ impl<'a> Simulation<'a> {
         // The bound counts the request's own `PATIENCE` and, for each other request, a step of its own and `PATIENCE`
         // steps in between. The factor is 2 because the two partitions take turns.
         let most = 2 * (PATIENCE as usize + 1) * config.settings.running_limit();
-        // Beside decodes of another share, one step in eight has no prefill (`pace.rs`), so a prefill waits for longer.
-        let most = most + most.div_ceil(7);
+        // Beside decodes of another share, one step in `MEASURED_EVERY` has no prefill, so a prefill waits for longer.
+        let most = most + most.div_ceil(MEASURED_EVERY as usize - 1);
         // The first request in order waits for a page only until the last one in order has no row in flight and is
         // preempted. So the bound does not depend on the lengths of the outputs.
         let most_led = 2 * (config.steps_in_flight + PATIENCE as usize);
